@@ -228,7 +228,7 @@ def test_a_row_is_forgotten_when_its_writer_is_silent_and_many_others_are_not(
     now_ms = 10**12
     with database.db_lock(), database.transaction() as execute:
         for n in range(6):
-            number = once.Once(f"query {n}", "topic orders", 7)
+            number = once.WriterNumber(f"query {n}", "topic orders", 7)
             once.write(execute, number, now_ms=now_ms - once.SILENT_MS - 1000 + n)
     assert once.sweep(database, now_ms=now_ms) == 3
     assert [once.last(database, f"query {n}", "topic orders") for n in range(6)] == [None, None, None, 7, 7, 7]

@@ -16,7 +16,7 @@ from klamm.client.consume.range_reader import read_ranges
 from klamm.client.record_filter import Filter
 from klamm.client.subscription import open_partitions
 from klamm.console import record_search
-from klamm.console.record_search import Found, search
+from klamm.console.record_search import SearchResult, search
 from klamm.types import TopicPartition
 from klamm.where import Where
 
@@ -30,12 +30,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> klamm.Store:
 
 def walk(
     store: klamm.Store, topic: str, count: int, start: Where | None, keep: Filter | None, budget_s: float
-) -> list[Found]:
+) -> list[SearchResult]:
     """Search page by page, until everything was looked at."""
     core = store._acquired()
     numbers = range(len(store[topic].info().partitions))
     partitions = open_partitions(core, [TopicPartition(topic, number) for number in numbers])
-    pages, resume = list[Found](), None
+    pages, resume = list[SearchResult](), None
     while True:
         page = search(core, partitions, count, start=start, resume=resume, keep=keep, budget_s=budget_s)
         pages.append(page)

@@ -13,7 +13,7 @@ import pytest
 import klamm
 from klamm.console import child
 from klamm.console.child import run_child
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.pages import sql
 from tests.console.visitor import Answer, Visitor
 
@@ -93,7 +93,7 @@ def test_more_rows_than_are_shown_are_cut(shared: klamm.Store) -> None:
 def test_a_row_that_is_too_long_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child never ends its line: who reads whole lines waits until it is killed."""
     monkeypatch.setattr(child, "_START", "import time\nprint('x' * 2000, end='', flush=True)\ntime.sleep(600)")
-    with pytest.raises(Refused, match="the first row has more than 1,000 bytes"):
+    with pytest.raises(RequestError, match="the first row has more than 1,000 bytes"):
         run_child(["sql"], memory_bytes=1 << 30, timeout_s=30, most_bytes=1000)
 
 
@@ -102,7 +102,7 @@ def test_no_more_children_run_than_there_are_places(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(child, "PLACES", places)
     monkeypatch.setattr(child, "_WAIT_S", 0.01)
     monkeypatch.setattr(child, "_START", "print(1)")
-    with places, pytest.raises(Refused) as refused:
+    with places, pytest.raises(RequestError) as refused:
         run_child(["sql"], memory_bytes=1 << 30, timeout_s=5)
     assert refused.value.status == 503
     for _ in range(2):  # a place is given back
@@ -110,7 +110,7 @@ def test_no_more_children_run_than_there_are_places(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_child_without_enough_memory_fails_and_says_so(shared: klamm.Store) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         run_child(["info", shared.path], memory_bytes=30 << 20, timeout_s=60)
 
 

@@ -272,7 +272,7 @@ _BATCH = spark_batches.BatchId("query 1", "topic published", 0, "offsets a")
 def _publish(store: klamm.Store) -> None:
     """Do what a task of a write does, and the driver with what the task has staged."""
     from klamm.spark.publisher import publish
-    from klamm.spark.staged_batches import Staged, StagedTopic, StagingFile
+    from klamm.spark.staged_batches import StagedTopic, StagingFile, TaskCommit
 
     directory = staging.prepare(store.path, store.store_id)
     file = StagingFile(f"{directory}/0")
@@ -280,7 +280,7 @@ def _publish(store: klamm.Store) -> None:
         file.add(0, partition, memoryview(sealed([value.decode() for value in VALUES[partition::2]])))
     file.finish()
     topics = (StagedTopic("published", store.topics.describe("published").id, (0, 1)),)
-    staged = Staged("query 1", 0, 0, "0", file.size, len(VALUES), topics)
+    staged = TaskCommit("query 1", 0, 0, "0", file.size, len(VALUES), topics)
     assert publish(store._acquired(), [staged], directory, _BATCH, durable=True)
 
 

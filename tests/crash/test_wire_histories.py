@@ -162,7 +162,7 @@ def hasty(life: Life) -> None:
 
 def produce_answers_before_it_appends() -> None:
     """In a server: the records are there a little later."""
-    take = produce._Producing._take
+    take = produce._ProduceRequest._take
 
     def promise(self: Any, partition_response: Any, opened: Any, requested: Any) -> None:
         try:
@@ -173,7 +173,7 @@ def produce_answers_before_it_appends() -> None:
         partition_response.base_offset = partition.ends().end
         self.broker.loop.call_later(0.02, partition.append_now, bytearray(requested.records))
 
-    produce._Producing._take = promise  # type: ignore[method-assign]
+    produce._ProduceRequest._take = promise  # type: ignore[method-assign]
 
 
 def found_out(directory: Path, kinds: set[str], writers: Roles, readers: Roles, **options: Any) -> None:

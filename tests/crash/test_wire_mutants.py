@@ -75,13 +75,13 @@ def whoever_was_a_member_may_commit() -> None:
 
 @shows("aborted read", "early read")
 def everybody_reads_what_is_open() -> None:
-    begin = fetch._Fetching.__init__
+    begin = fetch._FetchRequest.__init__
 
     def begin_dirty(self: Any, *given: Any, **named: Any) -> None:
         begin(self, *given, **named)
         self.committed = False
 
-    fetch._Fetching.__init__ = begin_dirty  # type: ignore[method-assign]
+    fetch._FetchRequest.__init__ = begin_dirty  # type: ignore[method-assign]
 
 
 @shows("not once", "lost progress", "disordered")

@@ -304,9 +304,9 @@ def test_a_session_that_waits_costs_what_moved_and_not_what_it_has(
 
     looked: list[int] = []
     joined: list[int] = []
-    look, join = fetch_api._Fetching._partition, server.broker.purgatory._join
+    look, join = fetch_api._FetchRequest._partition, server.broker.purgatory._join
     monkeypatch.setattr(
-        fetch_api._Fetching,
+        fetch_api._FetchRequest,
         "_partition",
         lambda self, wanted, *rest: looked.append(wanted.index) or look(self, wanted, *rest),
     )

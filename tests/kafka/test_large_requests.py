@@ -180,7 +180,7 @@ def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
 ) -> None:
     store.topics.create("wide", 257)
     threads: list[str] = []
-    look_at = fetch_module._Fetching._look_at
+    look_at = fetch_module._FetchRequest._look_at
 
     def record(self: Any, *arguments: Any) -> bool:
         threads.append(threading.current_thread().name.partition("_")[0])
@@ -190,7 +190,7 @@ def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
         for number in range(257):  # opened, with records in memory
             assert produce(raw, "wide", sealed([b"x"]), number).error_code == 0
             fetch(raw, "wide", 0, number)
-        monkeypatch.setattr(fetch_module._Fetching, "_look_at", record)
+        monkeypatch.setattr(fetch_module._FetchRequest, "_look_at", record)
         for count, thread in ((256, "server"), (257, "klamm-disk")):
             places: dict[tuple[str, int], FetchFrom | int] = {
                 ("wide", number): FetchFrom(0, 100) for number in range(count)

@@ -180,15 +180,15 @@ def test_what_comes_while_a_thread_looks_is_not_missed(
 ) -> None:
     """A thread has found too little; before the loop hears of it, more is appended."""
     looked, may_end = threading.Event(), threading.Event()
-    attempt = fetch_api._Fetching.attempt_in_thread
+    attempt = fetch_api._FetchRequest.attempt_in_thread
 
-    def slow(fetching: fetch_api._Fetching, is_due: bool) -> Struct | None:
+    def slow(fetching: fetch_api._FetchRequest, is_due: bool) -> Struct | None:
         response = attempt(fetching, is_due)
         looked.set()
         assert may_end.wait(PATIENCE)
         return response
 
-    monkeypatch.setattr(fetch_api._Fetching, "attempt_in_thread", slow)
+    monkeypatch.setattr(fetch_api._FetchRequest, "attempt_in_thread", slow)
     with server.dial() as client:
         client.send(FETCH, 12, **fetching({("orders", 0): 0}, wait_ms=FOREVER_MS, min_bytes=200))
         until(lambda: waiting(server) == 1, "it waits")

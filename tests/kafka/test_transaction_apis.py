@@ -12,7 +12,7 @@ import pytest
 
 import klamm
 from klamm.batch.header import TRANSACTIONAL
-from klamm.kafka.apis.produce import _Producing
+from klamm.kafka.apis.produce import _ProduceRequest
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_coordinator import Identified
 from klamm.kafka.wire.codec import Api
@@ -424,7 +424,7 @@ def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_toge
         for number in range(32 if are_open else 0):
             assert produce(raw, "many", sealed(1), number).error_code == 0  # open from now on
         coordinator, added = server.broker.transaction_coordinator, list[int]()
-        apply, register = coordinator.apply_together, _Producing._register
+        apply, register = coordinator.apply_together, _ProduceRequest._register
         wanted, all_wanted = list[Any](), threading.Event()
 
         def noted(self: Any, header: Any, place: Any) -> Any:
@@ -439,7 +439,7 @@ def test_the_partitions_of_a_produce_request_are_added_to_their_transaction_toge
             assert all_wanted.wait(PATIENCE)
             return apply(asked)
 
-        monkeypatch.setattr(_Producing, "_register", noted)
+        monkeypatch.setattr(_ProduceRequest, "_register", noted)
 
         monkeypatch.setattr(coordinator, "apply_together", counted)
         producer = Producer(raw, bumps=True)

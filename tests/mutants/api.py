@@ -79,10 +79,10 @@ MUTANTS = [
     ),
     Mutant(
         "a public class is made of whatever it is called with",
-        "store/made.py",
+        "store/handle.py",
         (
             (
-                "src/klamm/store/made.py",
+                "src/klamm/store/handle.py",
                 "        if not parts or not isinstance(parts[0], cls._made_of):",
                 "        if False:",
             ),

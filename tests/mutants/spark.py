@@ -167,7 +167,11 @@ MUTANTS = [
         "spark/batches.py BID4",
         (
             (BATCHES, "once.find(execute, batch.writer, batch.target) or", "once.find(execute, batch.writer, 'x') or"),
-            (BATCHES, "Once(batch.writer, batch.target, batch.number,", "Once(batch.writer, 'x', batch.number,"),
+            (
+                BATCHES,
+                "WriterNumber(batch.writer, batch.target, batch.number,",
+                "WriterNumber(batch.writer, 'x', batch.number,",
+            ),
         ),
         (f"{PUBLISHER_TESTS}::test_queries_of_one_id_that_write_to_different_topics_do_not_skip_for_each_other",),
     ),

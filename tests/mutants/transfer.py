@@ -62,8 +62,8 @@ MUTANTS = [
         (
             (
                 KAFKA_TARGET,
-                "self._call(self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._told)",
-                "del key, value",
+                "in self._copied.pack(partition, state.start, state.end, runs_of(state.pairs)):",
+                "in list[tuple[bytes, bytes]]():",
             ),
         ),
         (SERVED,),

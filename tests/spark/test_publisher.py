@@ -27,7 +27,7 @@ from klamm.spark.batches import BatchId
 from klamm.spark.publisher import core_of, publish
 from klamm.spark.sink import WritePlan, _Stager
 from klamm.spark.sink_options import WriteOptions
-from klamm.spark.staged_batches import Staged, StagedTopic, StagingFile
+from klamm.spark.staged_batches import StagedTopic, StagingFile, TaskCommit
 from klamm.spark.staged_files import StagedName
 from klamm.store import directory, once, scratch
 from tests.crash.cases import seed_of
@@ -57,7 +57,7 @@ def store_of(path: Path) -> klamm.Store:
 
 def stage(
     store: klamm.Store, rows: list[tuple[bytes | None, bytes]], *, batch: int = 0, task: int = 0, topic: str = "orders"
-) -> Staged:
+) -> TaskCommit:
     """As a task does it."""
     info = store.topics.describe(topic)
     directory = staging.prepare(store.path, store.store_id)
@@ -75,14 +75,14 @@ def stage(
     encoder.give_all()
     file.finish()
     topics = (StagedTopic(topic, info.id, tuple(sorted(tps))),)
-    return Staged(QUERY, batch, task, name, file.size, len(rows), topics)
+    return TaskCommit(QUERY, batch, task, name, file.size, len(rows), topics)
 
 
 def batch_id(number: int = 0, plan: str = "offsets a", topic: str = "orders") -> BatchId:
     return BatchId(f"query {QUERY}", f"topic {topic}", number, plan, f'{{"in": {{"0": {number}}}}}')
 
 
-def put(store: klamm.Store, staged: list[Staged], batch: int = 0, plan: str = "offsets a", **more: Any) -> bool:
+def put(store: klamm.Store, staged: list[TaskCommit], batch: int = 0, plan: str = "offsets a", **more: Any) -> bool:
     directory = staging.directory_of(store.path, store.store_id)
     return publish(core_of(store.path), staged, directory, batch_id(batch, plan)._replace(**more), durable=True)
 
@@ -210,7 +210,7 @@ def test_a_row_of_an_older_format_stands_for_the_batch_of_its_number(store: klam
     store.topics.create("orders", 3)
     database = core_of(store.path).catalog.database
     with database.db_lock(), database.transaction() as execute:
-        once.write(execute, once.Once(f"query {QUERY}", "", 4))
+        once.write(execute, once.WriterNumber(f"query {QUERY}", "", 4))
     assert klamm.check(store.path).ok
     assert not put(store, [stage(store, rows_of(0))], 4)
     with pytest.raises(BatchConflict, match="batch 3 comes after 4"):
@@ -341,7 +341,7 @@ def test_a_batch_larger_than_memory_goes_from_the_file_into_the_log(tmp_path: Pa
                     file.write(one)
             put(store, [stage(store, [(None, value)], batch=0)], 0)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            large = Staged(QUERY, 1, 0, staged.file, len(one) * 1000, 1000, staged.topics)
+            large = TaskCommit(QUERY, 1, 0, staged.file, len(one) * 1000, 1000, staged.topics)
             assert put(store, [large], 1)
             assert store.topics.describe("orders").partitions[0].size > 100_000_000
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

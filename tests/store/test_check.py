@@ -18,7 +18,7 @@ from klamm.batch import Header, walk
 from klamm.errors import CorruptBatch, NotAStore, ReadOnly
 from klamm.log import _head, head, index, segment
 from klamm.store.check import Report, check
-from klamm.store.repair import hole
+from klamm.store.repair import empty_batches
 from tests.rig import dies, killed_at
 from tests.store.logs import batch, contents, fill, make_topic, opened
 
@@ -355,10 +355,10 @@ def test_bytes_beyond_the_commit_are_found_and_cut_off(store: Path) -> None:
 
 def test_a_stray_segment_after_the_active_one_is_moved_aside(store: Path) -> None:
     path = files_of(store) / f"{99:020}.log"
-    path.write_bytes(hole(99, 101, 0))
+    path.write_bytes(empty_batches(99, 101, 0))
     assert any(each.path == str(path) for each in repaired(store).breaches)
     assert not path.exists()
-    assert [each.read_bytes() for each in path.parent.glob(f"{path.name}.cut-*")] == [hole(99, 101, 0)]
+    assert [each.read_bytes() for each in path.parent.glob(f"{path.name}.cut-*")] == [empty_batches(99, 101, 0)]
     assert read(store) == WHOLE
 
 
@@ -567,7 +567,7 @@ def test_a_repair_killed_anywhere_takes_no_good_record_away(store: Path, tmp_pat
 
 
 def test_a_hole_is_a_batch_without_records(tmp_path: Path) -> None:
-    (header,) = walk(hole(5, 9, 2))
+    (header,) = walk(empty_batches(5, 9, 2))
     assert (header.base_offset, header.next_offset, header.record_count, header.leader_epoch) == (5, 9, 0, 2)
-    wide = walk(hole(0, 2**32, 0))
+    wide = walk(empty_batches(0, 2**32, 0))
     assert wide[0].next_offset == wide[1].base_offset and wide[-1].next_offset == 2**32

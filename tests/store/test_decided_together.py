@@ -12,7 +12,7 @@ import pytest
 import klamm
 from klamm.errors import Aborted, OnceMismatch
 from klamm.store import once
-from klamm.store.once import AlreadyCommitted, Once
+from klamm.store.once import AlreadyCommitted, WriterNumber
 from klamm.store.transactions import Identity
 from tests.procs import children
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
@@ -67,7 +67,7 @@ def test_transactions_of_several_processes_have_one_end(store: klamm.Store, path
 
 def decide_once(store: klamm.Store, keys: list[tuple[int, int]], number: int, fingerprint: str = "") -> bool | None:
     """Decide several transactions together with a number of a writer."""
-    put = Once("loader", "", number, fingerprint)
+    put = WriterNumber("loader", "", number, fingerprint)
     return core_of(store).transactions.decide(
         *adopted(store, *keys), commit=True, also=lambda execute: once.put(execute, put)
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Unpack, overload
 
 from klamm.api.call_options import takes_options_of
-from klamm.api.opened import Opened
+from klamm.api.store_state import StoreState
 from klamm.batch import encode_one
 from klamm.client.options import ALL, acks_of, check_options
 from klamm.client.produce.producer import Producer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Appends"]
 
 
-class Appends(Opened, Generic[K, V]):
+class Appends(StoreState, Generic[K, V]):
     """The methods of a store that write."""
 
     @overload

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Unpack, overload
 
 from klamm.api.call_options import takes_options_of
-from klamm.api.opened import Opened
+from klamm.api.store_state import StoreState
 from klamm.client.consume.consumer import Consumer
 from klamm.client.groups.group_session import GroupSession
 from klamm.client.options import check_options
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Reads"]
 
 
-class Reads(Opened, Generic[K, V]):
+class Reads(StoreState, Generic[K, V]):
     """The methods of a store that read."""
 
     @overload

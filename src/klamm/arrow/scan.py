@@ -24,7 +24,7 @@ from klamm.arrow.schema import chosen, pyarrow, schema_of
 from klamm.batch import Columns
 from klamm.errors import CorruptBatch, Forked, InvalidSetting
 from klamm.log.reader import reads_committed
-from klamm.store.made import Made
+from klamm.store.handle import StoreHandle
 from klamm.where import Where, range_in
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _GATHERED = {"timestampType": "timestamp_type"}
 _CONSTANT = {"topic", "partition"}
 
 
-class Scan(Made, by="store.scan(…)", of=FunctionType):
+class Scan(StoreHandle, by="store.scan(…)", of=FunctionType):
     """A topic, or a part of it, to be read. Made by `store.scan`."""
 
     def __init__(

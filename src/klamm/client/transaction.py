@@ -49,8 +49,8 @@ from klamm.errors import (
 )
 from klamm.store import once
 from klamm.store.groups import put_offsets
-from klamm.store.made import Made
-from klamm.store.once import AlreadyCommitted, Once
+from klamm.store.handle import StoreHandle
+from klamm.store.once import AlreadyCommitted, WriterNumber
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity, fenced
 from klamm.times import Duration, to_seconds
@@ -186,7 +186,7 @@ class Pool:
         self._forked = True
 
 
-class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool):
+class Transaction(StoreHandle, RecordSender[K, V], by="store.transaction(…)", of=Pool):
     """Made by `store.transaction()`. Leaving its `with` block commits, or aborts if an exception does so.
 
     For one thread at a time.
@@ -234,7 +234,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
         self._appended: list[tuple[BatchDelivery, int, int]] = []  # where, and the time the log has stamped on it
         self._dropped: list[BatchDelivery] = []  # not appended: it will be skipped
         self._pending_commits = pending_commits_of(consumers, pool.core)  # by consumer that takes part
-        self._once: Once | None = None
+        self._once: WriterNumber | None = None
         self._is_repeated = False  # its number is committed
         self._is_skipped = False
         self._mutex = threading.RLock()
@@ -427,7 +427,7 @@ class Transaction(Made, RecordSender[K, V], by="store.transaction(…)", of=Pool
             raise InvalidSetting(f"writer {writer!r}, number {number}", hint="expected a name, and a number from 0 on")
         if self._once is not None:
             raise TransactionError(f"the transaction has a number already: {self._once}", hint="begin another")
-        self._once = Once(writer, target, number, fingerprint)
+        self._once = WriterNumber(writer, target, number, fingerprint)
         with self._core.catalog.database.reading() as execute:
             self._is_repeated = once.is_committed(execute, self._once)
         return not self._is_repeated

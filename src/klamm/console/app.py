@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from klamm.console.context import Console, Visit
 from klamm.console.downloads import TYPES, chunks, export_topic
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.connections import CONNECTIONS
 from klamm.console.pages.dead_letters import DEAD_LETTERS, LETTER, LETTERS, redrive, redrive_one
@@ -125,7 +125,7 @@ class _App:
         console = self._console
         try:
             body, status = page.render(console, visit, page.read(console, visit)), 200
-        except (Refused, KlammError, OSError) as error:
+        except (RequestError, KlammError, OSError) as error:
             body, status = _problem(error)
         return self._framed(page, visit, body, status)
 
@@ -147,7 +147,7 @@ class _App:
             try:
                 form = await read_form(request, self._sessions)
                 address = await run_in_threadpool(run, self._console, form)
-            except (Refused, KlammError, OSError) as error:
+            except (RequestError, KlammError, OSError) as error:
                 body, status = _problem(error)
                 return self._framed(page, self._visit(request), body, status)
             return RedirectResponse(address, 303)
@@ -158,7 +158,7 @@ class _App:
         visit = self._visit(request)
         try:
             file = await run_in_threadpool(export_topic, self._console, visit)
-        except (Refused, KlammError, OSError) as error:
+        except (RequestError, KlammError, OSError) as error:
             return json_problem(error)
         form = visit.one("format", "jsonl")
         name = quote(f"{visit.params['topic']}.{form}")
@@ -169,7 +169,7 @@ class _App:
         visit = self._visit(request)
         try:
             await run_in_threadpool(read_growth, self._console, visit, None)
-        except (Refused, KlammError, OSError) as error:
+        except (RequestError, KlammError, OSError) as error:
             return json_problem(error)
         return event_stream(tail_events(self._console, visit, request))
 
@@ -178,7 +178,7 @@ class _App:
             visit = self._visit(request)
             try:
                 data = await run_in_threadpool(page.read, self._console, visit)
-            except (Refused, KlammError, OSError) as error:
+            except (RequestError, KlammError, OSError) as error:
                 return json_problem(error)
             shown = {name: value for name, value in data.items() if not name.startswith("_")}
             return JSONResponse({**shown, "command": page.command(self._console, visit)})
@@ -196,7 +196,7 @@ class _App:
                 try:
                     data = await run_in_threadpool(page.read, self._console, visit)
                     body = page.render(self._console, visit, data)
-                except (Refused, KlammError, OSError) as error:
+                except (RequestError, KlammError, OSError) as error:
                     body, _ = _problem(error)
                 digest = hashlib.sha256(body.encode()).hexdigest()
                 silent_s += _LIVE_S
@@ -216,8 +216,10 @@ class _App:
     async def _not_found(self, request: Request, error: Exception) -> Response:
         visit = self._visit(request)
         if visit.path.startswith(("/api/", "/events/")):
-            return json_problem(Refused(404, f"{visit.path}: there is no such view"))
-        body, status = _problem(Refused(404, f"{visit.path}: there is no such view", "the menu has those that exist"))
+            return json_problem(RequestError(404, f"{visit.path}: there is no such view"))
+        body, status = _problem(
+            RequestError(404, f"{visit.path}: there is no such view", "the menu has those that exist")
+        )
         title = "Not found"
         text = frame(self._console, visit, OVERVIEW, body, title=title, api=OVERVIEW.api_path, live=None)
         return HTMLResponse(text, status)
@@ -248,7 +250,7 @@ class _App:
                 wrong, status = "No user has this name and password.", 403
                 if not has_users:
                     wrong = "This is not the console's token."
-            except Refused as error:
+            except RequestError as error:
                 wrong, status = f"{error.problem}: {error.hint}" if error.hint else error.problem, error.status
             problem = note(wrong, kind="bad")
         form_html = el(
@@ -300,26 +302,26 @@ def event_stream(events: AsyncIterator[str]) -> Response:
 
 
 async def read_form(request: Request, sessions: Sessions, *, most_bytes: int = _MAX_BODY) -> Visit:
-    """Return the fields of a form that was sent, as a visit. Refused if the CSRF token is not the session's."""
+    """Return the fields of a form that was sent, as a visit. RequestError if the CSRF token is not the session's."""
     import hmac
 
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > most_bytes:
-            raise Refused(413, f"the form has more than {most_bytes:,} bytes")
+            raise RequestError(413, f"the form has more than {most_bytes:,} bytes")
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=1000)
     except ValueError as error:
-        raise Refused(400, f"the form cannot be read: {error}") from None
+        raise RequestError(400, f"the form cannot be read: {error}") from None
     expected = sessions.csrf_token(request.state.session)
     if not hmac.compare_digest(expected.encode(), fields.get("csrf", [""])[-1].encode()):
-        raise Refused(403, "the form is out of date, or comes from another site", "load the page again")
+        raise RequestError(403, "the form is out of date, or comes from another site", "load the page again")
     return Visit(request.url.path, dict(request.path_params), fields, expected)
 
 
 def _status(error: Exception) -> int:
-    if isinstance(error, Refused):
+    if isinstance(error, RequestError):
         return error.status
     if isinstance(error, UnknownTopic | UnknownGroup):
         return 404
@@ -327,7 +329,7 @@ def _status(error: Exception) -> int:
 
 
 def _said(error: Exception) -> tuple[str, str]:
-    if isinstance(error, Refused):
+    if isinstance(error, RequestError):
         return error.problem, error.hint
     if isinstance(error, KlammError):
         return error.message, error.hint or ""

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 
 __all__ = ["ChildCache", "ChildResult", "run_child"]
 
@@ -49,9 +49,9 @@ class ChildResult:
 def run_child(
     arguments: list[str], *, memory_bytes: int, timeout_s: float, most_rows: int = 5_000, most_bytes: int = 8 << 20
 ) -> ChildResult:
-    """Run `klamm ARGUMENTS`. Refused, with what it says, if it fails or takes too long."""
+    """Run `klamm ARGUMENTS`. RequestError, with what it says, if it fails or takes too long."""
     if not PLACES.acquire(timeout=_WAIT_S):
-        raise Refused(503, "other queries are running", "ask again when they are done")
+        raise RequestError(503, "other queries are running", "ask again when they are done")
     try:
         return _run(arguments, memory_bytes, timeout_s, most_rows, most_bytes)
     finally:
@@ -86,20 +86,20 @@ def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: i
                 rows.append(json.loads(line))
         except ValueError:
             process.kill()
-            raise Refused(500, f"klamm {arguments[0]} has printed what is not JSON: {line[:200]!r}") from None
+            raise RequestError(500, f"klamm {arguments[0]} has printed what is not JSON: {line[:200]!r}") from None
         finally:
             timer.cancel()
             process.stdout.close()
             code = process.wait()
         if is_late.is_set():
-            raise Refused(400, f"it took longer than {timeout_s:g} s, and was ended", "ask for less")
+            raise RequestError(400, f"it took longer than {timeout_s:g} s, and was ended", "ask for less")
         if code and not is_cut:
             errors.seek(0)
             said = errors.read(4096).decode("utf-8", "replace").strip()
             problem = said.removeprefix("klamm: ") or f"it ended with exit code {code}: it may have needed more memory"
-            raise Refused(400, problem)
+            raise RequestError(400, problem)
     if is_cut and not rows:
-        raise Refused(400, f"the first row has more than {most_bytes:,} bytes", "ask for less")
+        raise RequestError(400, f"the first row has more than {most_bytes:,} bytes", "ask for less")
     return ChildResult(rows, is_cut, round((time.monotonic() - began) * 1000))
 
 

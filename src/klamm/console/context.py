@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from klamm.console.board import Board
 from klamm.console.child import ChildCache
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.history import History
 from klamm.console.mask import Mask
 from klamm.console.redrives import LetterCounts, Redrives
@@ -112,7 +112,9 @@ class Visit:
         if not text:
             return default
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise Refused(400, f"{name}: {text!r} is invalid", f"expected a whole number from {least:,} to {most:,}")
+            raise RequestError(
+                400, f"{name}: {text!r} is invalid", f"expected a whole number from {least:,} to {most:,}"
+            )
         return int(text)
 
     def address(self, path: str | None = None, **changes: object) -> str:

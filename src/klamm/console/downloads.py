@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from klamm.api.export import export_parquet, export_rows, export_some_parquet
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.pages.topic import chosen_partitions, filter_of
 from klamm.where import Where, range_in
 
@@ -27,7 +27,7 @@ def export_topic(console: Console, visit: Visit) -> IO[bytes]:
     """Return a file with the records from the start on that the filter takes."""
     form = visit.one("format", "jsonl")
     if form not in TYPES:
-        raise Refused(400, f"format: {form!r} is invalid", f"expected {', '.join(TYPES)}")
+        raise RequestError(400, f"format: {form!r} is invalid", f"expected {', '.join(TYPES)}")
     start = Where(visit.one("from") or "earliest", name="from")
     partitions = chosen_partitions(console, visit)
     named: dict[TopicPartition, range] = {

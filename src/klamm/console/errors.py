@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Refused"]
+__all__ = ["RequestError"]
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """The response is an error page with this status, problem and hint."""
 
     def __init__(self, status: int, problem: str, hint: str = "") -> None:

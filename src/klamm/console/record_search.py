@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
 
-__all__ = ["Found", "search"]
+__all__ = ["SearchResult", "search"]
 
 FIRST_WINDOW = 1_000  # offsets of a partition, when a filter may leave few of them
 MAX_WINDOW = 50_000
@@ -40,7 +40,7 @@ _EARLIEST = Where("earliest")
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search, and how to continue it."""
 
     records: list[Record]
@@ -63,7 +63,7 @@ def search(
     keep: Callable[[Record], bool] | None = None,
     show: Callable[[Record], Record] | None = None,
     budget_s: float = BUDGET_S,
-) -> Found:
+) -> SearchResult:
     """Return the first `count` records from `start` on; without it, the last `count`.
 
     `resume` continues a search: it is what the one before has returned as `rest`. At least one window is looked at,
@@ -126,7 +126,7 @@ def _cut(
     whole: Mapping[TopicPartition, range],
     count: int,
     is_forward: bool,
-) -> Found:
+) -> SearchResult:
     """Keep `count` records. The search that continues this one looks at the other ones again."""
     merged = list(merge(*taken.values(), key=lambda record: record.timestamp))
     chosen = merged[:count] if is_forward else merged[max(0, len(merged) - count) :]
@@ -145,4 +145,4 @@ def _cut(
     if unseen:
         at = {name: offsets.start if is_forward else offsets.stop for name, offsets in left.items()}
         rest = Where({name.partition: offset for name, offset in at.items()})
-    return Found(chosen, max(0, total - unseen), total, rest)
+    return SearchResult(chosen, max(0, total - unseen), total, rest)

@@ -12,7 +12,7 @@ from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.errors import InvalidSetting, KlammError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Redrives:
         with self._mutex:
             running = self._last.get(topic)
             if running is not None and not running.is_over.is_set():
-                raise Refused(409, f"{topic}: a redrive is running", "wait until it is over, or stop it")
+                raise RequestError(409, f"{topic}: a redrive is running", "wait until it is over, or stop it")
             self._last[topic] = redrive
 
         def run() -> None:

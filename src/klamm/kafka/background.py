@@ -35,7 +35,7 @@ def server(path: str | Path | Store[Any, Any], **settings: Value | bool) -> Back
     return Background(path, ServerSettings.of({"kafka": 0, **settings}))
 
 
-class _Running(NamedTuple):
+class _RunningServer(NamedTuple):
     service: Service
     loop: asyncio.AbstractEventLoop
     enough: asyncio.Event
@@ -53,7 +53,7 @@ class Background:
     def __init__(self, path: str | Path | Store[Any, Any], settings: ServerSettings) -> None:
         self._path = path
         self._settings = settings
-        self._started: Future[_Running] = Future()
+        self._started: Future[_RunningServer] = Future()
         self._ended: Future[None] = Future()
         # A daemon, so that a program that never leaves its block can end all the same; to the store, that is a kill.
         self._thread = threading.Thread(target=self._run, name="klamm-server", daemon=True)
@@ -95,13 +95,13 @@ class Background:
         service = Service(self._path, self._settings)
         await service.start()
         enough = asyncio.Event()
-        self._started.set_result(_Running(service, asyncio.get_running_loop(), enough))
+        self._started.set_result(_RunningServer(service, asyncio.get_running_loop(), enough))
         try:
             await service.serve_until(enough.wait())
         finally:
             await service.stop()
 
 
-def _abandon(started: Future[_Running]) -> None:
+def _abandon(started: Future[_RunningServer]) -> None:
     if started.exception() is None:
         started.result().stop()

@@ -82,7 +82,7 @@ class Channel(asyncio.BufferedProtocol):
         self.writer.close()
         self.reader.close()
         self.session.close()
-        self._listener.gone(self)
+        self._listener.on_disconnect(self)
 
     def close(self, why: str = "") -> None:
         """Close the connection at once; log `why`."""

@@ -195,7 +195,9 @@ class FrameReader:
             if before is not None and isinstance(before.obj, mmap):
                 self._partial = memoryview(before.obj)[:room]
                 return
-            self._partial = listener.room(room) if room < _MAPPED_BYTES else memoryview(mmap(-1, self._size))[:room]
+            self._partial = (
+                listener.receive_buffer(room) if room < _MAPPED_BYTES else memoryview(mmap(-1, self._size))[:room]
+            )
             self._partial[: self._filled] = data[: self._filled]
             if before is not None:
                 listener.reuse(before)

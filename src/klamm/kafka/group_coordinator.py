@@ -350,11 +350,11 @@ class GroupCoordinator:
             group.assign(request.assignments)
             group.persisting = self._begin_to_persist(group)
             if group.persisting is None:
-                self._settle(group, now_ms)
+                self._become_stable(group, now_ms)
         if not group.awaiting_sync:
             self._timers.cancel(group.timer)
 
-    def _settle(self, group: Group, now_ms: int) -> None:
+    def _become_stable(self, group: Group, now_ms: int) -> None:
         group.state = State.STABLE
         self._send_assignments(group.members.values(), now_ms)
 
@@ -390,7 +390,7 @@ class GroupCoordinator:
         if group.persisting == number:  # else the group has gone on since
             group.persisting = None
             if ok:
-                self._settle(group, now_ms)
+                self._become_stable(group, now_ms)
             else:
                 self._rebalance(group, now_ms, "what its leader assigned could not be kept", to_syncs=error)
         self._pending.deliver()

@@ -96,7 +96,7 @@ class Listener:
         self.metrics.connections = len(self.connections)
         return None
 
-    def gone(self, connection: Channel) -> None:
+    def on_disconnect(self, connection: Channel) -> None:
         self._delayed.discard(connection)
         if connection in self.connections:
             self.connections.discard(connection)
@@ -140,7 +140,7 @@ class Listener:
 
     # ---- room for large requests
 
-    def room(self, size: int) -> memoryview:
+    def receive_buffer(self, size: int) -> memoryview:
         if size < _ROOM_STEP // 2:
             return memoryview(bytearray(size))
         for at, spare in enumerate(self._spare):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.settings import ServerSettings
 
-__all__ = ["Access", "Refused", "Request"]
+__all__ = ["Access", "DeniedResponse", "Request"]
 
 _T = TypeVar("_T")
 _LOOP_S = 5.0  # how long the loop may take
@@ -59,7 +59,7 @@ class Request(NamedTuple):
     """The header."""
 
 
-class Refused(NamedTuple):
+class DeniedResponse(NamedTuple):
     """The response to a client that is not let in."""
 
     status: int
@@ -116,11 +116,11 @@ class Access:
 
     # ---- requests
 
-    def refuse(self, request: Request) -> Refused | None:
+    def refuse(self, request: Request) -> DeniedResponse | None:
         """Return why a client may not read; None if it may."""
         broker = self.broker
         if broker is None:
-            return Refused(503, "starting")
+            return DeniedResponse(503, "starting")
         if is_loopback(request.host) and self._has_own_token(request.authorization):
             return None
         host, port = request.connection.getsockname()[:2]
@@ -131,13 +131,13 @@ class Access:
             if wrong.mechanism:
                 self._failed(broker, client, wrong)
             asks = self._asks()
-            return Refused(401 if asks else 403, "credentials are missing or invalid", asks)
+            return DeniedResponse(401 if asks else 403, "credentials are missing or invalid", asks)
         client = client._replace(principal=f"User:{user or 'ANONYMOUS'}")
         try:
             is_allowed = self._on_loop(broker, _may_describe(broker, client))
         except (KlammError, TooLate):
-            return Refused(503, "the server does not answer")
-        return None if is_allowed else Refused(403, f"{client.principal} is not allowed DESCRIBE on CLUSTER")
+            return DeniedResponse(503, "the server does not answer")
+        return None if is_allowed else DeniedResponse(403, f"{client.principal} is not allowed DESCRIBE on CLUSTER")
 
     def _has_own_token(self, authorization: str) -> bool:
         return hmac.compare_digest(authorization.encode("utf-8", "replace"), f"Bearer {self.token}".encode())

@@ -170,14 +170,14 @@ class Reader:
                 try:
                     self._leave(now)
                 except CorruptBatch:
-                    if not partition.look_for_gaps() and not self._once_more():
+                    if not partition.look_for_gaps() and not self._can_retry():
                         raise
                 continue
             try:
                 done, following = verify(data, self._expected, partition.contiguous, now.leader_epoch)
             except CorruptBatch as error:
                 if not error.position:
-                    if partition.look_for_gaps() or self._once_more():
+                    if partition.look_for_gaps() or self._can_retry():
                         continue
                     raise self._corrupt(error) from None
                 data = data[: error.position]  # first what is good; the next call meets the bad one
@@ -196,7 +196,7 @@ class Reader:
                 return memoryview(data)[:done]
             whole = batch_header.parse(data).size if len(data) >= batch_header.HEADER_SIZE else 0
             if len(data) < max_bytes or whole <= max_bytes:  # the file, or the committed part of it, ends too early
-                if self._once_more():
+                if self._can_retry():
                     continue
                 raise self._torn(len(data))
             max_bytes = whole
@@ -211,7 +211,7 @@ class Reader:
                 raise self.partition.out_of_range(self.offset, now)
         return self._base, self._position, self._file[1], self._file[0]
 
-    def _once_more(self) -> bool:
+    def _can_retry(self) -> bool:
         """Return whether to read again what seems damaged: a process rewrites after a failed sync, or was killed."""
         if self.partition.log.flags & SYNC_FAILED and self._tries_left > 0:
             self._tries_left -= 1

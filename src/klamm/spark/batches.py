@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import BatchConflict
 from klamm.store import once
-from klamm.store.once import AlreadyCommitted, Once
+from klamm.store.once import AlreadyCommitted, WriterNumber
 
 if TYPE_CHECKING:
     from klamm.store.database import Database, Execute
@@ -69,7 +69,7 @@ def put(execute: Execute, batch: BatchId) -> None:
     """Record the batch, inside the transaction that commits it. Raise AlreadyCommitted or BatchConflict."""
     if _is_committed(execute, batch):
         raise AlreadyCommitted(f"{batch}: is in the log")
-    once.write(execute, Once(batch.writer, batch.target, batch.number, batch.plan, batch.ends))
+    once.write(execute, WriterNumber(batch.writer, batch.target, batch.number, batch.plan, batch.ends))
     execute("DELETE FROM once WHERE writer = ? AND target = ''", (batch.writer,))  # of format 3
 
 
@@ -82,7 +82,7 @@ def _is_committed(execute: Execute, batch: BatchId) -> bool:
     raise _conflict(batch, last)
 
 
-def _is_same(batch: BatchId, last: Once) -> bool:
+def _is_same(batch: BatchId, last: WriterNumber) -> bool:
     sent, there = _parts(batch.plan), _parts(last.fingerprint)
     same = {name: sent[name] == there[name] for name in sent.keys() & there.keys()}
     if "offsets" in same:
@@ -95,7 +95,7 @@ def _parts(plan: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def _conflict(batch: BatchId, last: Once) -> BatchConflict:
+def _conflict(batch: BatchId, last: WriterNumber) -> BatchConflict:
     name, from_query = batch.writer.split(" ", 1)[1], batch.writer.startswith("query ")
     what = f"query {name}: batch" if from_query else f"txnAppId {name!r}: txnVersion"
     where = f" ({batch.file})" if batch.file else ""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Ends, Partition
     from klamm.spark.options import ReadOptions
 
-__all__ = ["Planner", "Range", "beyond", "cut", "gone", "shares", "split"]
+__all__ = ["Planner", "Range", "beyond_end_error", "cut", "deleted_error", "shares", "split"]
 
 _log = logging.getLogger("klamm.spark")
 
@@ -138,7 +138,7 @@ class Planner:
     def _first_left(self, tp: TopicIdPartition, start: int, ends: Ends) -> int:
         """Return `start`, or the log start if that is later by now."""
         if start < ends.start:
-            self.lose(gone(tp, start, ends))
+            self.lose(deleted_error(tp, start, ends))
             return ends.start
         return start
 
@@ -243,7 +243,7 @@ class Planner:
                 readable = min(readable, target.get(tp, readable))
             begin = self._first_left(tp, begin, ends)
             if begin > ends.end:
-                self.lose(beyond(tp, begin, ends))
+                self.lose(beyond_end_error(tp, begin, ends))
                 begin = readable
             begins[tp] = begin
             sizes[tp] = max(0, readable - begin)
@@ -289,7 +289,7 @@ class Planner:
                     self.lose(_deleted(f"{tp}: offsets {begin} to {upto - 1}: the topic was deleted"))
                 continue
             if upto > ends.end:
-                self.lose(beyond(tp, upto, ends))
+                self.lose(beyond_end_error(tp, upto, ends))
                 upto = ends.end
             if begin < upto:
                 begin = self._first_left(tp, begin, ends)
@@ -360,7 +360,7 @@ def _lost(message: str, offset: int, ends: Ends, hint: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(f"data loss: {message}", offset=offset, start=ends.start, end=ends.end, hint=hint)
 
 
-def gone(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
+def deleted_error(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
     """Return the error for records that are not in the log any more."""
     return _lost(
         f"{tp}: offsets {offset} to {ends.start - 1} are gone; the log starts at {ends.start}",
@@ -370,7 +370,7 @@ def gone(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
     )
 
 
-def beyond(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
+def beyond_end_error(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOutOfRange:
     """Return the error for an offset that the log has not reached, though it once had."""
     return _lost(
         f"{tp}: the query has come to offset {offset}, but the log ends at {ends.end}",

@@ -30,7 +30,7 @@ from klamm.batch import patch
 from klamm.errors import Fenced, KlammError, NotAStore, UnknownTopic
 from klamm.spark import batches
 from klamm.spark.batches import BatchId
-from klamm.spark.staged_batches import Staged, frames
+from klamm.spark.staged_batches import TaskCommit, frames
 from klamm.store.once import AlreadyCommitted
 from klamm.store.transaction_state import MAX_EPOCH
 from klamm.store.transactions import Identity
@@ -46,7 +46,7 @@ _TIMEOUT_MS = 60_000  # of a transaction, and one more for each KiB: that is don
 _log = logging.getLogger("klamm.spark")
 
 
-def publish(core: Core, staged: Sequence[Staged], directory: str, batch: BatchId | None, *, durable: bool) -> bool:
+def publish(core: Core, staged: Sequence[TaskCommit], directory: str, batch: BatchId | None, *, durable: bool) -> bool:
     """Commit everything that was staged, in one transaction. Return False if the batch is in the log already.
 
     Raise BatchConflict if another batch of its number, or a later one, is.
@@ -89,7 +89,7 @@ def _log_skipped(batch: BatchId) -> None:
     _log.warning("Skipping %s: it is in the log already, and was sent again after a failure or a restart", batch)
 
 
-def _fill(core: Core, identity: Identity, staged: Sequence[Staged], directory: str, *, durable: bool) -> None:
+def _fill(core: Core, identity: Identity, staged: Sequence[TaskCommit], directory: str, *, durable: bool) -> None:
     """Carry out steps 2 to 4."""
     topics: dict[str, OpenTopic] = {}
     tps: dict[PartitionKey, Partition] = {}

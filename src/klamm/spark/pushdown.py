@@ -66,13 +66,13 @@ def _narrowed(wanted: PushedFilters, each: Any) -> tuple[PushedFilters, bool]:
     if column == ("topic",):
         return _by_topic(wanted, kind, value)
     if column == ("partition",):
-        if kind == "In" and _whole(value):
+        if kind == "In" and _are_integers(value):
             known = frozenset(value) if wanted.numbers is None else wanted.numbers & frozenset(value)
             return replace(wanted, numbers=known), True
         partitions = _between(wanted.partitions, kind, value)
         return (wanted, False) if partitions is None else (replace(wanted, partitions=partitions), True)
     if column == ("offset",):
-        if kind == "In" and _whole(value):
+        if kind == "In" and _are_integers(value):
             low, high = max(wanted.offsets[0], min(value)), min(wanted.offsets[1], max(value))
             return replace(wanted, offsets=(low, high)), False  # what lies between them is Spark's to leave out
         offsets = _between(wanted.offsets, kind, value)
@@ -92,13 +92,13 @@ def _by_topic(wanted: PushedFilters, kind: str, value: Any) -> tuple[PushedFilte
     return replace(wanted, topics=names if wanted.topics is None else wanted.topics & names), True
 
 
-def _whole(values: Any) -> bool:
+def _are_integers(values: Any) -> bool:
     return bool(values) and all(isinstance(value, int) and not isinstance(value, bool) for value in values)
 
 
 def _between(known: tuple[int, int], kind: str, value: Any) -> tuple[int, int] | None:
     """Return the part of [low, high] for which the comparison holds; None for an unknown comparison."""
-    if not _whole([value]):
+    if not _are_integers([value]):
         return None
     low, high = known
     if kind in ("EqualTo", "EqualNullSafe"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from klamm.arrow.scan import Scan
 from klamm.arrow.schema import pyarrow, schema_of
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
-from klamm.spark.planner import Range, beyond, gone
+from klamm.spark.planner import Range, beyond_end_error, deleted_error
 from klamm.store.directory import Core, acquire, release
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _partition(task: Task) -> tuple[OpenTopic, Partition]:
         opened = _topic(_opened(task, force_reload=True), task)
     partition = opened.partition(number)
     if _reach(task, partition) < task.range.end:
-        raise beyond(task.range.tp, task.range.end, partition.ends())
+        raise beyond_end_error(task.range.tp, task.range.end, partition.ends())
     return opened, partition
 
 
@@ -131,7 +131,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             ends = partition.ends()
             if ends.start <= position:
                 raise
-            lost: KlammError = gone(task.range.tp, position, ends)
+            lost: KlammError = deleted_error(task.range.tp, position, ends)
             position = ends.start
         except UnknownTopic as error:
             lost = UnknownTopic(

@@ -35,7 +35,7 @@ from klamm.spark.internals import micro_batch
 from klamm.spark.publisher import core_of, publish
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.source import plain_errors
-from klamm.spark.staged_batches import Staged, StagedTopic, StagingFile
+from klamm.spark.staged_batches import StagedTopic, StagingFile, TaskCommit
 from klamm.spark.staged_files import StagedName
 from klamm.store import scratch
 from klamm.store.names import nearest
@@ -171,7 +171,7 @@ class _Stager:
         self._rows = 0
         self._digest = 0
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
         self._file = StagingFile(f"{self._plan.directory}/{self._file_name}")
         try:
             for batch in batches:
@@ -185,7 +185,7 @@ class _Stager:
         except BaseException:
             self._file.discard()
             raise
-        return Staged(
+        return TaskCommit(
             self._name.writer,
             self._name.batch,
             self._name.task,
@@ -266,8 +266,8 @@ def _task() -> Any:
 # ---- on the driver
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [each for each in messages if isinstance(each, Staged)]
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]:
+    return [each for each in messages if isinstance(each, TaskCommit)]
 
 
 def _publish(plan: WritePlan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None) -> None:
@@ -275,7 +275,7 @@ def _publish(plan: WritePlan, messages: Sequence[WriterCommitMessage | None], ba
     publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
 
 
-def _batch_id(plan: WritePlan, writer: str, number: int, staged: Sequence[Staged]) -> BatchId:
+def _batch_id(plan: WritePlan, writer: str, number: int, staged: Sequence[TaskCommit]) -> BatchId:
     """Identify a batch by Spark's plan, which is on disk then, or by its records where the plan is not visible."""
     options = plan.options
     target = target_of(options.topic)
@@ -311,7 +311,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._plan.directory += f"/{self._job}"
         files.make_directory(self._plan.directory)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:  # type: ignore[override]  # Spark's own, too
         with plain_errors():
             task = _task()
             name = StagedName(self._job, 0, task.partitionId(), task.taskAttemptId())
@@ -342,7 +342,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         parsed = WriteOptions.parse(options, streaming=True)
         self._plan = WritePlan(schema, parsed, has_digest=not checkpoint.is_here(parsed.checkpoint))
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # Spark's own, too
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:  # type: ignore[override]  # Spark's own, too
         with plain_errors():
             task = _task()
             batch = micro_batch(task)
@@ -364,5 +364,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove nothing but staged files: the batch may have been committed all the same."""
         for each in messages:
-            if isinstance(each, Staged) and each.file is not None:
+            if isinstance(each, TaskCommit) and each.file is not None:
                 staged_files.remove_file(f"{self._plan.directory}/{each.file}")

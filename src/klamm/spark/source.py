@@ -143,14 +143,14 @@ class KlammSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         with plain_errors():
             refuse_old_spark()
-            from klamm.spark.stream import Refused, StreamReader
+            from klamm.spark.stream import FailedStreamReader, StreamReader
 
             try:
                 return StreamReader(schema, ReadOptions.parse(self._given(schema), streaming=True))
             except KlammError as error:
                 if not is_worker():
                     raise
-                return Refused(error)
+                return FailedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with plain_errors():

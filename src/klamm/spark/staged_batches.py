@@ -26,7 +26,7 @@ from klamm.spark.internals import MicroBatch
 from klamm.store import scratch
 from klamm.types import TopicId
 
-__all__ = ["Frame", "Staged", "StagedTopic", "StagingFile", "frames"]
+__all__ = ["Frame", "StagedTopic", "StagingFile", "TaskCommit", "frames"]
 
 _FRAME = struct.Struct("<III")
 _CRC = struct.Struct("<I")
@@ -45,7 +45,7 @@ class StagedTopic:
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """The message of a task to the driver: what it has staged."""
 
     writer: str

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from klamm.spark.options import ReadOptions
     from klamm.store.directory import Core
 
-__all__ = ["HAS_READ_LIMITS", "Refused", "StreamReader"]
+__all__ = ["HAS_READ_LIMITS", "FailedStreamReader", "StreamReader"]
 
 HAS_READ_LIMITS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark says where a micro-batch starts, and how many offsets it may have: since PySpark 4.2."""
@@ -194,7 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from read(partition.task, arrow_schema(self._schema))
 
 
-class Refused(DataSourceStreamReader):
+class FailedStreamReader(DataSourceStreamReader):
     """Stands in for a reader that cannot be made. It raises the reason when it is asked for an offset.
 
     Said when it is made, it would be lost: Spark's process then wants to stop a reader that it has not got, and tells

@@ -36,7 +36,7 @@ __all__ = [
     "SCHEMA",
     "SILENT_MS",
     "AlreadyCommitted",
-    "Once",
+    "WriterNumber",
     "check",
     "find",
     "is_committed",
@@ -63,7 +63,7 @@ class AlreadyCommitted(TransactionError):
     """The number was committed before. Never raised to callers: there is nothing to do."""
 
 
-class Once(NamedTuple):
+class WriterNumber(NamedTuple):
     """A number of a writer, and what it stands for."""
 
     writer: str
@@ -76,7 +76,7 @@ class Once(NamedTuple):
         return f"{self.writer}: number {self.number}" + (f" to {self.target}" if self.target else "")
 
 
-def find(execute: Execute, writer: str, target: str) -> Once | None:
+def find(execute: Execute, writer: str, target: str) -> WriterNumber | None:
     """Return the last number of a writer for a target. Raise NotAStore if its row is damaged."""
     query = f"SELECT {_COLUMNS}, crc FROM once WHERE writer = ? AND target = ?"
     row = execute(query, (writer, target)).fetchone()
@@ -87,7 +87,7 @@ def find(execute: Execute, writer: str, target: str) -> Once | None:
         raise NotAStore(
             f"klamm.db: the last number of {writer!r} is damaged: the checksum is wrong", hint=REBUILD_BY_HAND
         )
-    return Once(values[0], values[1], values[2], values[4], values[5])
+    return WriterNumber(values[0], values[1], values[2], values[4], values[5])
 
 
 def last(database: Database, writer: str, target: str = "") -> int | None:
@@ -97,7 +97,7 @@ def last(database: Database, writer: str, target: str = "") -> int | None:
     return None if found is None else found.number
 
 
-def is_committed(execute: Execute, once: Once) -> bool:
+def is_committed(execute: Execute, once: WriterNumber) -> bool:
     """Return whether the number is committed. Raise OnceMismatch if it, or a later one, is with another meaning."""
     there = find(execute, once.writer, once.target)
     if there is None or once.number > there.number:
@@ -116,14 +116,14 @@ def is_committed(execute: Execute, once: Once) -> bool:
     )
 
 
-def put(execute: Execute, once: Once) -> None:
+def put(execute: Execute, once: WriterNumber) -> None:
     """Record the number, inside the transaction that commits it. Raise AlreadyCommitted or OnceMismatch."""
     if is_committed(execute, once):
         raise AlreadyCommitted(f"{once}: is committed")
     write(execute, once)
 
 
-def write(execute: Execute, once: Once, *, now_ms: int | None = None) -> None:
+def write(execute: Execute, once: WriterNumber, *, now_ms: int | None = None) -> None:
     """Replace the row of a writer and target, unasked."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     values = (once.writer, once.target, once.number, now_ms, once.fingerprint, once.note)
@@ -165,4 +165,4 @@ def upgrade(execute: Execute, version: int) -> None:
     for key, number, committed_ms, fingerprint, note in old:
         writer, is_split, target = key.rpartition(" to topic")  # before format 4 without
         where = (writer, f"topic{target}") if is_split else (key, "")
-        write(execute, Once(*where, number, fingerprint, note), now_ms=committed_ms)
+        write(execute, WriterNumber(*where, number, fingerprint, note), now_ms=committed_ms)

@@ -26,13 +26,13 @@ from klamm.errors import CorruptBatch
 from klamm.log import cleaner_checkpoint, head, point, producers, recovery, segment
 from klamm.store.damage import Batch, Damage, batches
 
-__all__ = ["hole", "repair_log"]
+__all__ = ["empty_batches", "repair_log"]
 
 _MAX_DELTA = 0x7FFFFFFE
 _CHUNK = 4 << 20
 
 
-def hole(first: int, end: int, epoch: int) -> bytes:
+def empty_batches(first: int, end: int, epoch: int) -> bytes:
     """Return batches without a record that take the offsets [first, end)."""
     parts = []
     while first < end:
@@ -175,7 +175,7 @@ class _Repair:
         if pending is not None:
             yield pending, b"" if last else self._filling(base, pending, wanted, epoch)
         elif self.gaps_below <= offset < wanted:
-            yield Damage(position, position, offset, "missing"), hole(offset, wanted, epoch)
+            yield Damage(position, position, offset, "missing"), empty_batches(offset, wanted, epoch)
 
     def _filling(self, base: int, damage: Damage, following: int, epoch: int) -> bytes:
         """Return the batch itself if only its base offset is wrong; else an empty one."""
@@ -189,7 +189,7 @@ class _Repair:
                     return bytes(data)
             except CorruptBatch:
                 pass
-        return hole(damage.offset, following, epoch)
+        return empty_batches(damage.offset, following, epoch)
 
     def _describe(self, damage: Damage, filling: bytes) -> str:
         if not filling:

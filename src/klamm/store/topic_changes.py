@@ -34,7 +34,7 @@ class TopicChanges(NamedTuple):
     gone: list[OpenTopic]
 
 
-class _Known(NamedTuple):
+class _TopicRow(NamedTuple):
     opened: OpenTopic
     topic: Topic
     """What the row says."""
@@ -46,7 +46,7 @@ class TopicReader:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._text = ""  # all rows
-        self._known: dict[str, _Known] = {}  # by the text of the row
+        self._known: dict[str, _TopicRow] = {}  # by the text of the row
         self._defaults: dict[str, str] = {}  # settings of the store, which topics take over
 
     def read(self) -> TopicChanges:
@@ -73,7 +73,7 @@ class TopicReader:
             found[row] = other.topic
         changed = core.take_topics(version, found.values())
         for row, each in zip(found, changed, strict=True):
-            known[row] = _Known(each, each.topic)
+            known[row] = _TopicRow(each, each.topic)
         self._text, self._known, self._defaults = text, known, defaults.to_dict()
         stays = set(map(id, changed))
         return TopicChanges(version, changed, [each for each in before if id(each) not in stays])

@@ -235,14 +235,16 @@ class KafkaTarget:
         self._flush()
         for partition, state in self._open.items():
             for key, value in self._copied.pack(partition, state.start, state.end, runs_of(state.pairs)):
-                self._call(self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._told)
+                self._call(
+                    self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._on_delivery
+                )
         self._flush()
         self._call(self._producer.commit_transaction, _TIMEOUT_S)
         for partition, state in self._open.items():
             self._copied.add(partition, state.end, runs_of(state.pairs))
         self._forget()
 
-    def _told(self, error: Any, message: Any) -> None:
+    def _on_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
             self._error = self._error or error
 

@@ -24,7 +24,7 @@ from klamm.client.subscription import Subscription, TopicSelection, open_partiti
 from klamm.errors import GroupError, InvalidSetting, StoreError, UnknownTopic
 from klamm.log.reader import reads_committed
 from klamm.store.directory import Core
-from klamm.store.made import Made
+from klamm.store.handle import StoreHandle
 from klamm.times import Duration, to_seconds, to_timeout
 from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
 from klamm.typevars import T
@@ -51,7 +51,7 @@ _AT_ONCE = 500  # records that a loop takes; then the group is looked after
 _AT_ONCE_S = 0.1  # and in a group, after so long
 
 
-class Consumer(Made, Generic[T], by="store.consumer(…)", of=Core):
+class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
     """Reads topics; made by `store.consumer()`.
 
     One thread reads; `stop`, `close` and commits may be called from any.

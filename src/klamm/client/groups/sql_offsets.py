@@ -112,7 +112,7 @@ class SqlOffsets:
         """Return the partitions that have a row, and where the others start."""
         self._make_table()
         with self._database.unless_in_one():
-            rows = self._database.run(_SELECT, self._mine()).fetchall()
+            rows = self._database.run(_SELECT, self._name_and_store()).fetchall()
         stored = {
             (TopicId(_text(topic_id)), number): Position(offset, epoch) for topic_id, number, offset, epoch in rows
         }
@@ -184,11 +184,11 @@ class SqlOffsets:
             raise GroupError(f"{self!r} has no consumer yet", hint="say store.consumer(topic, offsets=…)")
         return self._core
 
-    def _mine(self) -> tuple[str, str]:
+    def _name_and_store(self) -> tuple[str, str]:
         return self.name, self._bound().catalog.store_id
 
     def _key(self, tp: tuple[str, int]) -> tuple[str, str, TopicId, int]:
-        return *self._mine(), self._bound().topic(tp[0]).topic.id, tp[1]
+        return *self._name_and_store(), self._bound().topic(tp[0]).topic.id, tp[1]
 
     def _row(self, tp: tuple[str, int], position: Position) -> tuple[Any, ...]:
         name, store_id, topic_id, number = self._key(tp)

@@ -29,7 +29,7 @@ from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.work.dead_letters import DeadLetterBox
 from klamm.errors import Closed, InvalidSetting, KlammError, StoreError
 from klamm.store.directory import Core
-from klamm.store.made import Made
+from klamm.store.handle import StoreHandle
 from klamm.store.names import check_type
 from klamm.times import Duration, to_timeout
 from klamm.types import PipeReport
@@ -41,7 +41,7 @@ _CLOSING_S = 60.0  # how long `close` waits for the function
 _log = logging.getLogger("klamm")
 
 
-class Pipe(Made, by="store.pipe(…)", of=Core):
+class Pipe(StoreHandle, by="store.pipe(…)", of=Core):
     """Made by `store.pipe()`. One thread calls `run`; `stop` and `close` may be called from any."""
 
     def __init__(

@@ -46,7 +46,7 @@ from klamm.disk import _os, fork
 from klamm.disk.threads import DaemonThread
 from klamm.errors import BufferFull, Closed, Forked, InvalidSetting, ReadOnly, StoreError, UnknownTopic
 from klamm.store.directory import Core
-from klamm.store.made import Made
+from klamm.store.handle import StoreHandle
 from klamm.times import Duration, to_timeout
 from klamm.typevars import K, V
 
@@ -124,7 +124,7 @@ def _work(anchor: _Anchor, monitor: _os.Monitor) -> None:
         del producer
 
 
-class Producer(Made, RecordSender[K, V], by="store.producer(…)", of=Core):
+class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Core):
     """Sends records in batches; made by `store.producer()`. Threads may share it; forked children may not."""
 
     def __init__(

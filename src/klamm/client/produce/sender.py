@@ -36,7 +36,7 @@ __all__ = ["Outcome", "PartitionQueue", "Sender"]
 _MAX_SEQUENCE = 2**31
 
 
-class _Waiting(NamedTuple):
+class _QueuedBatch(NamedTuple):
     builder: Builder
     delivery: BatchDelivery
     accumulator: RecordAccumulator
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     error: Exception | None
 
 
-class _Taking:
+class _OutgoingBatch:
     """A batch that `take` was called for, until it is noted or waits."""
 
     __slots__ = ("accumulator", "batch", "builder", "count", "delivery", "queue", "sequence", "size")
@@ -85,7 +85,7 @@ class PartitionQueue:
         self.sequence = 0
         self.refused_since = 0.0
         self.has_thread = False
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_QueuedBatch] = deque()
 
 
 class Sender:
@@ -102,7 +102,7 @@ class Sender:
         self.errors: list[Exception] = []
         """Of batches that failed, until they are raised."""
         self._busy: dict[PartitionQueue, None] = {}
-        self._takings: dict[BatchDelivery, _Taking] = {}
+        self._takings: dict[BatchDelivery, _OutgoingBatch] = {}
         self._unsynced: dict[BatchDelivery, _Unsynced] = {}
         self._syncing: dict[BatchDelivery, _Unsynced] = {}
         self._completed: dict[BatchDelivery, Outcome] = {}  # until its callbacks have run
@@ -137,7 +137,7 @@ class Sender:
         if not self._knows(queue, delivery):
             taking = self._takings.get(delivery)
             if taking is None:
-                taking = self._takings[delivery] = _Taking(queue, accumulator, builder, delivery)
+                taking = self._takings[delivery] = _OutgoingBatch(queue, accumulator, builder, delivery)
             self._append_or_hold(taking)
         if queue.waiting:
             self._busy[queue] = None
@@ -153,7 +153,7 @@ class Sender:
             or delivery in [each.delivery for each in queue.waiting]
         )
 
-    def _append_or_hold(self, taking: _Taking) -> None:
+    def _append_or_hold(self, taking: _OutgoingBatch) -> None:
         queue, batch = taking.queue, taking.batch
         outcome: Outcome | None
         try:
@@ -169,7 +169,7 @@ class Sender:
         except Exception as error:  # noqa: BLE001  # told by the delivery and the next send
             outcome = Outcome(-1, -1, error)
         if outcome is None:
-            queue.waiting.append(_Waiting(taking.builder, taking.delivery, taking.accumulator))
+            queue.waiting.append(_QueuedBatch(taking.builder, taking.delivery, taking.accumulator))
         else:
             self._record_outcome(queue, taking.delivery, outcome, taking.sequence, taking.count, taking.size)
             taking.accumulator.recycle(taking.builder)

@@ -156,10 +156,10 @@ class Target:
             for chunk in chunks:
                 work.extend(partition, builder, chunk, timestamp, values=_are_values(chunk))
             work.commit(partition, builder)
-        except (_Refused, *_REFUSALS) as error:
+        except (_RecordError, *_REFUSALS) as error:
             place = work.count + builder.count
             work.commit(partition, builder)
-            raise self._refused(error if isinstance(error, _Refused) else _Refused(error, 0), place) from None
+            raise self._refused(error if isinstance(error, _RecordError) else _RecordError(error, 0), place) from None
         finally:
             self._give_back(builder)
 
@@ -183,13 +183,13 @@ class Target:
                     try:
                         work.extend(partitions[number], builder, mine, timestamp, values=mine is piece)
                     except _REFUSALS as error:
-                        raise _Refused(error, _index_of(mine[work.count + builder.count - before], piece)) from None
+                        raise _RecordError(error, _index_of(mine[work.count + builder.count - before], piece)) from None
                     if builder.size >= most:
                         work.commit(partitions[number], builder)
                 if unsortable is not None:
                     raise unsortable
                 done += len(piece)
-        except _Refused as refused:
+        except _RecordError as refused:
             refusal = self._refused(refused, done + refused.place)
         for number, builder in builders.items():
             work.commit(partitions[number], builder)
@@ -197,7 +197,7 @@ class Target:
         if refusal is not None:
             raise refusal
 
-    def _sorted(self, piece: Sequence[Any], count: int) -> tuple[list[tuple[int, Sequence[Any]]], _Refused | None]:
+    def _sorted(self, piece: Sequence[Any], count: int) -> tuple[list[tuple[int, Sequence[Any]]], _RecordError | None]:
         """Return the records by partition, up to one that cannot be assigned.
 
         Records without a key stay together, and go to each partition in turn.
@@ -206,15 +206,15 @@ class Target:
         self._turn = (turn + 1) % count
         if _are_values(piece):
             return [(turn, piece)], None
-        refused: _Refused | None = None
+        refused: _RecordError | None = None
         try:
             lists = partition_records(piece, count, turn)
         except _REFUSALS as error:
-            refused = _Refused(error, _unsortable(piece, count))
+            refused = _RecordError(error, _unsortable(piece, count))
             lists = partition_records(piece[: refused.place], count, turn)
         return [(number, mine) for number, mine in enumerate(lists) if mine], refused
 
-    def _refused(self, refused: _Refused, place: int) -> Exception:
+    def _refused(self, refused: _RecordError, place: int) -> Exception:
         error = refused.error
         if isinstance(error, RecordTooLarge):
             return RecordTooLarge(
@@ -308,15 +308,15 @@ def _slices(records: Iterable[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _serialized(slices: Iterator[Sequence[Any]], serializer: Serializer) -> Iterator[Sequence[Any]]:
-    """Yield the records as bytes. What a serde raises is raised as _Refused, once those before it were taken."""
+    """Yield the records as bytes. What a serde raises is raised as _RecordError, once those before it were taken."""
     for piece in slices:
         done: list[Any] = []
-        refused: _Refused | None = None
+        refused: _RecordError | None = None
         try:
             for record in piece:
                 done.append(serializer.record(record))
         except Exception as error:  # noqa: BLE001  # of the user's function
-            refused = _Refused(error, 0, error.__traceback__)
+            refused = _RecordError(error, 0, error.__traceback__)
         if done:
             yield done
         if refused is not None:
@@ -336,7 +336,7 @@ def _unsortable(records: Sequence[Any], count: int) -> int:
     raise AssertionError("each one can be sorted, but not all of them")
 
 
-class _Refused(Exception):
+class _RecordError(Exception):
     """A record that cannot be taken, and where it is in its slice. The traceback is that of a user's function."""
 
     def __init__(self, error: Exception, place: int, traceback: TracebackType | None = None) -> None:

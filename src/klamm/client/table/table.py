@@ -25,7 +25,7 @@ from klamm.client.serde import Serde, key_pair, value_pair
 from klamm.client.table.materialised import acquire, release, release_later
 from klamm.errors import Closed
 from klamm.store.directory import Core
-from klamm.store.made import Made
+from klamm.store.handle import StoreHandle
 from klamm.times import Duration, to_timeout
 from klamm.typevars import K, V
 
@@ -40,7 +40,7 @@ __all__ = ["Table", "open_table"]
 _Default = TypeVar("_Default")
 
 
-class Table(Made, Mapping[K, V], by="store.table(…)", of=Core):
+class Table(StoreHandle, Mapping[K, V], by="store.table(…)", of=Core):
     """Made by `store.table()`. For any thread."""
 
     __slots__ = (

@@ -56,7 +56,7 @@ __all__ = [
     "DeadLetterBox",
     "Origin",
     "attempts_before",
-    "box",
+    "dead_letter_topic",
     "dead_letters",
     "purge",
     "redrive",
@@ -125,7 +125,7 @@ class DeadLetterBox:
 
     def topic_of(self, record: Record) -> str:
         """Return where the letter of a record goes; the topic is created if it is not there."""
-        return box(self._core, record.topic, self._topic).name
+        return dead_letter_topic(self._core, record.topic, self._topic).name
 
     def headers(self, record: Record, attempts: int, error: BaseException) -> Headers:
         """Return the headers of the letter that `record` becomes."""
@@ -150,11 +150,11 @@ class DeadLetterBox:
 
     def _opened(self, record: Record) -> Target:
         core = self._core
-        opened = box(core, record.topic, self._topic)
+        opened = dead_letter_topic(core, record.topic, self._topic)
         return Target(opened, core.heads.catalog_version)
 
 
-def box(core: Core, topic: str, name: str | None = None) -> OpenTopic:
+def dead_letter_topic(core: Core, topic: str, name: str | None = None) -> OpenTopic:
     """Return the dead-letter topic of `topic`, created if absent. Without `name`: `.dlq` behind the topic's."""
     name = name or f"{topic}.dlq"
     try:
@@ -351,7 +351,7 @@ def redrive(
     count = 0
     pool = Pool(core)
     try:
-        while chunk := _some(letters, min(pace.chunk, total - count)):
+        while chunk := _take_chunk(letters, min(pace.chunk, total - count)):
             count += _put_back_once(pool, notes, chunk, to, edit)
             if progress is not None:
                 progress(count, total)
@@ -442,7 +442,7 @@ def _partition_and_offset(letter: DeadLetter) -> tuple[int, int]:
     return letter.record.partition, letter.record.offset
 
 
-def _some(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
+def _take_chunk(letters: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
     """Take the next letters: at most `count`, and fewer if they are large."""
     chunk: list[DeadLetter] = []
     size = 0

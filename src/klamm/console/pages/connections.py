@@ -15,7 +15,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.options import is_loopback
 from klamm.console.pages.frame import Page, badge, cell, note, table
@@ -49,7 +49,7 @@ def count_connections(console: Console) -> int | None:
     """Return how many connections have sent a request to the server; None if it is not known, or does not answer."""
     try:
         return len(_fetch(console, _COUNT_TIMEOUT_S)) if console.options.server else None
-    except Refused:
+    except RequestError:
         return None
 
 
@@ -66,14 +66,16 @@ def _fetch(console: Console, timeout_s: float = _TIMEOUT_S) -> list[dict[str, An
         rows = json.loads(body)["connections"]
     except HTTPError as error:
         if error.code == 404:
-            raise Refused(503, f"{address}: the server keeps no requests", f"start it so: {_HOW}") from None
+            raise RequestError(503, f"{address}: the server keeps no requests", f"start it so: {_HOW}") from None
         if error.code in (401, 403):
-            raise Refused(503, f"{address}: {error}", "it has logins: let the server start the console") from None
-        raise Refused(503, f"{address}: {error}") from None
+            raise RequestError(503, f"{address}: {error}", "it has logins: let the server start the console") from None
+        raise RequestError(503, f"{address}: {error}") from None
     except (URLError, OSError) as error:
-        raise Refused(503, f"{address}: the server does not answer: {error}", "does it run, at that address?") from None
+        raise RequestError(
+            503, f"{address}: the server does not answer: {error}", "does it run, at that address?"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise Refused(503, f"{address}: this is not what a Klamm server says") from None
+        raise RequestError(503, f"{address}: this is not what a Klamm server says") from None
     assert isinstance(rows, list)
     return rows
 

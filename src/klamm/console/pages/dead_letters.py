@@ -11,7 +11,7 @@ from klamm.client.plain import plain_bytes
 from klamm.client.work.dead_letters import target_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
 from klamm.console.pages.frame import Page, bar, card, cell, field, note, select, table, topic_address
@@ -349,7 +349,7 @@ def _letter(console: Console, visit: Visit) -> DeadLetter:
     for letter in console.store.dead_letters(topic):
         if (str(letter.record.partition), str(letter.record.offset)) == place:
             return letter
-    raise Refused(404, f"{topic}: there is no letter {'/'.join(place)}", "it may have been put back")
+    raise RequestError(404, f"{topic}: there is no letter {'/'.join(place)}", "it may have been put back")
 
 
 def read_letter(console: Console, visit: Visit) -> dict[str, Any]:
@@ -439,7 +439,7 @@ def redrive_one(console: Console, form: Visit) -> str:
     edit = None
     if "value" in form.query:
         if console.mask(letter.record) is not letter.record:
-            raise Refused(403, f"{topic}: fields of the letter are masked, which an edited one would lose")
+            raise RequestError(403, f"{topic}: fields of the letter are masked, which an edited one would lose")
         value = form_value(form)
         edit = lambda _: value  # noqa: E731
     done = console.store.redrive(
@@ -449,7 +449,7 @@ def redrive_one(console: Console, form: Visit) -> str:
         edit=edit,
     )
     if not done:
-        raise Refused(409, f"{topic}: the letter {place[0]}/{place[1]} was put back meanwhile")
+        raise RequestError(409, f"{topic}: the letter {place[0]}/{place[1]} was put back meanwhile")
     return f"/dead-letters/{topic}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, note, table, topic_address
 from klamm.console.pages.group_history import SPANS, group_history, history_html, rebalances_table
@@ -24,7 +24,7 @@ __all__ = ["GROUP", "GROUPS", "RESET", "reset"]
 def _name(visit: Visit) -> str:
     name = visit.one("group")
     if not name:
-        raise Refused(400, "group: missing", "name it in the address: ?group=NAME")
+        raise RequestError(400, "group: missing", "name it in the address: ?group=NAME")
     return name
 
 
@@ -296,7 +296,9 @@ def reset(console: Console, form: Visit) -> str:
     name = _name(form)
     plan = _plan(console, form)
     if _fingerprint(plan) != form.one("fingerprint"):
-        raise Refused(409, f"group {name!r}: the plan is another one by now", "look at it again, then move the group")
+        raise RequestError(
+            409, f"group {name!r}: the plan is another one by now", "look at it again, then move the group"
+        )
     console.store.groups.apply(plan)
     return group_address(name)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
 from klamm.console.pages.frame import Page, badge, card, cell, chart, note, table, topic_address
@@ -97,7 +97,7 @@ def read_pipeline(console: Console, visit: Visit) -> dict[str, Any]:
     name = visit.one("name")
     known = {row["name"] for row in read_pipelines(console, visit)["pipelines"]}
     if name not in known:
-        raise Refused(404, f"there is no pipeline {name!r}", "the page of all pipelines has their names")
+        raise RequestError(404, f"there is no pipeline {name!r}", "the page of all pipelines has their names")
     (row,) = console.children.run("pipeline", "show", name, "--store", console.store.path, "-o", "json")
     batches = batch_times(row["directory"])
     took = sum(batch["took_ms"] for batch in batches)

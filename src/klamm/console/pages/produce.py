@@ -7,7 +7,7 @@ from typing import Any
 from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, field, note, select, topic_address
 from klamm.console.pages.topic import heading, read_record
@@ -19,9 +19,11 @@ VALUE_KINDS = (("text", "text"), ("hex", "hex"), ("none", "tombstone: no value")
 
 
 def check_changes(console: Console) -> None:
-    """Raise Refused unless the console may change the store."""
+    """Raise RequestError unless the console may change the store."""
     if not console.options.allow_changes:
-        raise Refused(403, "this console only reads", "start it with klamm console --allow-changes to change the store")
+        raise RequestError(
+            403, "this console only reads", "start it with klamm console --allow-changes to change the store"
+        )
 
 
 def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
     data = read_record(console, place)
     record = data["_record"]
     if data["is_masked"]:
-        raise Refused(
+        raise RequestError(
             403, f"{topic}/{like}: fields of it are masked, which a copy would lose", "send it with klamm send"
         )
     kind, value = value_as_typed(record.value)

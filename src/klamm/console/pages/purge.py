@@ -6,7 +6,7 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import check_changes
@@ -144,7 +144,7 @@ def purge(console: Console, form: Visit) -> str:
     topic = form.params["topic"]
     until = Where(form.one("until"), name="until")
     if not until.is_positions:
-        raise Refused(400, f"until: {form.one('until')!r} is invalid", "look at what would be deleted first")
+        raise RequestError(400, f"until: {form.one('until')!r} is invalid", "look at what would be deleted first")
     ends = {
         name.partition: until.offset_in(log, end=log.ends().end, default=0)
         for name, log in chosen_partitions(console, Visit(form.path, {"topic": topic})).items()

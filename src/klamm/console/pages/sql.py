@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from klamm.console import text
 from klamm.console.child import run_child
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, bar, cell, chart, table
 from klamm.console.pages.produce import check_changes
@@ -53,7 +53,7 @@ def _kept(console: Console) -> dict[str, str]:
 def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
     """Return the rows of a query, and the queries that are kept."""
     if console.mask:
-        raise Refused(403, "there is no SQL in a console with --mask", "a query could show what is masked")
+        raise RequestError(403, "there is no SQL in a console with --mask", "a query could show what is masked")
     query = visit.one("q")
     data: dict[str, Any] = {
         "query": query,
@@ -204,7 +204,7 @@ def save_query(console: Console, form: Visit) -> str:
     check_changes(console)
     name, query = form.one("name"), form.one("q")
     if not _NAME.fullmatch(name) or not query:
-        raise Refused(400, f"name: {name!r} is invalid", "expected letters, digits, spaces, '.', '_' and '-'")
+        raise RequestError(400, f"name: {name!r} is invalid", "expected letters, digits, spaces, '.', '_' and '-'")
     folder = queries_path(console)
     folder.mkdir(exist_ok=True)
     file = folder / f"{name}.sql"

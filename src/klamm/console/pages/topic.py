@@ -12,12 +12,12 @@ from klamm.client.record_filter import Filter
 from klamm.client.subscription import open_partitions
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.record_html import VIEWS, records_table, value_html
 from klamm.console.pages.timeline import STRETCHES, read_timeline, timeline_html
-from klamm.console.record_search import Found, search
+from klamm.console.record_search import SearchResult, search
 from klamm.console.volume import count_volume
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.log import segment
@@ -97,7 +97,7 @@ def _words(visit: Visit) -> list[object]:
 # ---- the records
 
 
-def _find(console: Console, visit: Visit) -> Found:
+def _find(console: Console, visit: Visit) -> SearchResult:
     count = visit.number("n", _COUNT, least=1, most=_MOST)
     wanted = filter_of(visit)
     resume = visit.one("at")
@@ -160,7 +160,7 @@ def heading(console: Console, visit: Visit, current: str) -> Html:
 
 
 def render_topic(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    found: Found = data["_found"]
+    found: SearchResult = data["_found"]
     is_forward = bool(visit.one("from"))
     is_filtered = any(visit.one(name) for name in _FILTERS)
     records = found.records if is_forward else list(reversed(found.records))
@@ -265,7 +265,7 @@ def _record(console: Console, visit: Visit) -> tuple[Record, bool]:
     topic = visit.params["topic"]
     place = {name: visit.params[name] for name in ("partition", "offset")}
     if not all(value.isascii() and value.isdigit() and len(value) < 19 for value in place.values()):
-        raise Refused(404, f"{topic}: {place['partition']}/{place['offset']} is not a partition and an offset")
+        raise RequestError(404, f"{topic}: {place['partition']}/{place['offset']} is not a partition and an offset")
     core = console.store._acquired()
     name = TopicPartition(topic, int(place["partition"]))
     partitions = open_partitions(core, [name])
@@ -273,7 +273,7 @@ def _record(console: Console, visit: Visit) -> tuple[Record, bool]:
     found = search(core, partitions, 1, start=start)
     if not found.records or found.records[0].offset != int(place["offset"]):
         hint = "it may have expired, have been compacted away, or be of an open or aborted transaction"
-        raise Refused(404, f"{topic}/{name.partition}: there is no record at offset {place['offset']}", hint)
+        raise RequestError(404, f"{topic}/{name.partition}: there is no record at offset {place['offset']}", hint)
     record = console.mask(found.records[0])
     return record, record is not found.records[0]
 

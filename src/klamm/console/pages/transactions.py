@@ -6,7 +6,7 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.errors import Refused
+from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, cell, table
 from klamm.console.pages.produce import check_changes
@@ -88,13 +88,15 @@ def _abort_form(visit: Visit, row: dict[str, Any]) -> Html:
 
 
 def abort(console: Console, form: Visit) -> str:
-    """Abort the transaction that was shown: its records are never read. Refused if it is over by now."""
+    """Abort the transaction that was shown: its records are never read. RequestError if it is over by now."""
     check_changes(console)
     producer_id, epoch, started_ms = (
         form.number(name, -1, most=2**63 - 1) for name in ("producer_id", "epoch", "started_ms")
     )
     if not console.store._acquired().transactions.abort(producer_id, only=(epoch, started_ms)):
-        raise Refused(409, f"the transaction of producer {producer_id} that was shown is over", "load the page again")
+        raise RequestError(
+            409, f"the transaction of producer {producer_id} that was shown is over", "load the page again"
+        )
     return "/transactions"
 
 

@@ -62,7 +62,7 @@ _NOTHING: Struct = _response()
 """The response to a poll of a fetch session in which nothing is new, whatever its id."""
 
 
-class _Fetching:
+class _FetchRequest:
     """A request, tried as often as need be, by one thread at a time."""
 
     __slots__ = (
@@ -329,7 +329,7 @@ async def _handle(broker: Broker, call: Call) -> Struct:
     is_task = bool(unresolved)
     if unresolved:
         await _open(broker, session, unresolved)
-    fetching = _Fetching(broker, request, session, is_full=is_full)
+    fetching = _FetchRequest(broker, request, session, is_full=is_full)
     if broker.quotas.is_active:
         most = fetch_limits(broker, call)
         if most == 0:  # as in Kafka: without partitions, whatever the request names
@@ -348,14 +348,14 @@ async def _handle(broker: Broker, call: Call) -> Struct:
     return response
 
 
-async def _attempt_in_thread(broker: Broker, call: Call, fetching: _Fetching) -> Struct:
+async def _attempt_in_thread(broker: Broker, call: Call, fetching: _FetchRequest) -> Struct:
     """Respond with what a thread finds, at once or later."""
     is_due = call.request.max_wait_ms <= 0 or not fetching.session.partitions
     response = await broker.disk(fetching.attempt_in_thread, is_due)
     return await _wait(broker, call, fetching, is_task=True) if response is None else response
 
 
-async def _wait(broker: Broker, call: Call, fetching: _Fetching, *, is_task: bool) -> Struct:
+async def _wait(broker: Broker, call: Call, fetching: _FetchRequest, *, is_task: bool) -> Struct:
     broker.metrics.fetch_waits += 1
     wait_s = call.request.max_wait_ms / 1000
     return await broker.purgatory.delay(call, fetching, fetching.session.subscription, wait_s, is_task=is_task)
@@ -442,18 +442,18 @@ class _IdlePoll:
         self._broker = broker
         self._request = request
         self._session = session
-        self._fetching: _Fetching | None = None
+        self._fetching: _FetchRequest | None = None
 
     def attempt(self, is_due: bool) -> Struct | None:
-        """Like _Fetching.attempt."""
+        """Like _FetchRequest.attempt."""
         if self._fetching is None:
             if not self._session.look():
                 return _NOTHING if is_due else None
-            self._fetching = _Fetching(self._broker, self._request, self._session, is_full=False)
+            self._fetching = _FetchRequest(self._broker, self._request, self._session, is_full=False)
         return self._fetching.attempt(is_due)
 
     def attempt_in_thread(self, is_due: bool) -> Struct | None:
-        """Like _Fetching.attempt_in_thread; after `attempt`."""
+        """Like _FetchRequest.attempt_in_thread; after `attempt`."""
         assert self._fetching is not None
         return self._fetching.attempt_in_thread(is_due)
 
@@ -489,7 +489,7 @@ class _OrdinaryReply:
         """Do nothing: the client is gone."""
 
 
-def _handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tuple[_Fetching, ...] | None:
+def _handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tuple[_FetchRequest, ...] | None:
     """Respond, now or when there are records. See SupportedApi.ordinary: if a thread has to look for them, an attempt
     has been made.
     """
@@ -506,7 +506,7 @@ def _handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tup
     elif not found.look():
         _delay(broker, session, request, _IdlePoll(broker, request, found), found)
         return None
-    fetching = _Fetching(broker, request, found, is_full=request.session_epoch < 0)
+    fetching = _FetchRequest(broker, request, found, is_full=request.session_epoch < 0)
     try:
         response = fetching.attempt(request.max_wait_ms <= 0)
     except WouldBlock:
@@ -520,7 +520,7 @@ def _handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tup
 
 
 def _delay(
-    broker: Broker, owner: Session, request: OrdinaryFetch, fetching: _Fetching | _IdlePoll, session: FetchSession
+    broker: Broker, owner: Session, request: OrdinaryFetch, fetching: _FetchRequest | _IdlePoll, session: FetchSession
 ) -> None:
     broker.metrics.fetch_waits += 1
     reply, wait_s = _OrdinaryReply(owner, request), request.max_wait_ms / 1000

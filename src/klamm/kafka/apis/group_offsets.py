@@ -142,7 +142,7 @@ class _Topic(NamedTuple):
     denied: bool = False  # the client may not describe it
 
 
-class _Wanted(NamedTuple):
+class _OffsetRequest(NamedTuple):
     group_id: str
     topics: list[_Topic] | None  # None: all in which the group has offsets
 
@@ -170,12 +170,12 @@ async def offset_fetch(broker: Broker, call: Call) -> Struct:
     requested = request.groups if call.version >= 8 else [request]
     denied = {each.group_id: call.denied(Operation.DESCRIBE, ResourceType.GROUP, each.group_id) for each in requested}
     wanted = [
-        _Wanted(each.group_id, _topics(broker, call, [] if denied[each.group_id] else each.topics))
+        _OffsetRequest(each.group_id, _topics(broker, call, [] if denied[each.group_id] else each.topics))
         for each in requested
     ]
     committed, pending = await _offsets(broker, wanted)
     unstable = pending if request.require_stable else _NOTHING
-    responses: list[tuple[_Wanted, ErrorCode, _CommittedOffsets]] = []
+    responses: list[tuple[_OffsetRequest, ErrorCode, _CommittedOffsets]] = []
     for each, offsets in zip(wanted, committed, strict=True):
         refusal = denied[each.group_id]
         if refusal is not None:
@@ -214,7 +214,9 @@ def _topics(broker: Broker, call: Call, requested: list[Struct] | None) -> list[
     return found
 
 
-async def _offsets(broker: Broker, wanted: list[_Wanted]) -> tuple[list[Offsets | ErrorCode], Container[PendingKey]]:
+async def _offsets(
+    broker: Broker, wanted: list[_OffsetRequest]
+) -> tuple[list[Offsets | ErrorCode], Container[PendingKey]]:
     """Return the committed offsets, or why they are unknown; and what transactions may move."""
     named = [each for each in wanted if is_group_id(each.group_id)]
     try:
@@ -230,7 +232,7 @@ async def _offsets(broker: Broker, wanted: list[_Wanted]) -> tuple[list[Offsets 
 
 
 def _committed_offsets(
-    broker: Broker, call: Call, wanted: _Wanted, offsets: Offsets, unstable: Container[PendingKey]
+    broker: Broker, call: Call, wanted: _OffsetRequest, offsets: Offsets, unstable: Container[PendingKey]
 ) -> _CommittedOffsets:
     topics = _stored(broker, call, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE

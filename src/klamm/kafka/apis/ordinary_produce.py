@@ -67,7 +67,7 @@ def handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tupl
     touched = [partition for partition, _, _ in batches]
     wait_s = session.charge(PRODUCE, request.client_id) if broker.quotas.is_active else 0.0
     if unsynced:
-        _Syncing(broker, session, request, touched, wait_s).wait(unsynced)
+        _SyncWait(broker, session, request, touched, wait_s).wait(unsynced)
     else:
         response = request.response(throttle_ms(wait_s) if wait_s else 0) if request.acks else None
         session.respond(PRODUCE.name, session.received_at, None if response is None else [response], wait_s)
@@ -76,7 +76,7 @@ def handle_ordinary(broker: Broker, session: Session, frame: memoryview) -> tupl
     return None
 
 
-class _Syncing:
+class _SyncWait:
     """A request whose batches are appended, until they are on disk."""
 
     __slots__ = ("_broker", "_failed", "_left", "_response", "_session", "_started", "_touched", "_version",

@@ -209,7 +209,7 @@ def _is_transactional(records: Any) -> bool:
     )
 
 
-class _Producing:
+class _ProduceRequest:
     """A request on its way: one answer for each partition, then one for all."""
 
     __slots__ = ("acks", "broker", "call", "done", "is_responded", "left", "registrations", "response", "touched",
@@ -504,7 +504,7 @@ class _Producing:
 
 
 async def _produce(broker: Broker, call: Call) -> Struct | None:
-    producing = _Producing(broker, call)
+    producing = _ProduceRequest(broker, call)
     producing.run()
     return await producing.result()
 

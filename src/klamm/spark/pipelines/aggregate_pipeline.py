@@ -40,7 +40,6 @@ from klamm.spark.pipelines.fields import Field
 from klamm.spark.pipelines.query_runner import behind, drain, dropped, home, refuse_connect, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
-    aside,
     check,
     check_table,
     check_topics,
@@ -53,6 +52,7 @@ from klamm.spark.pipelines.streams import (
     make_topics,
     milliseconds,
     stream_session,
+    to_letters,
 )
 from klamm.spark.remote import read, write, write_stream
 from klamm.times import from_ms
@@ -278,7 +278,7 @@ def _rows(records: DataFrame, plan: _WindowPlan, to: str, letters: str) -> DataF
     if not plan.may_fail:
         return rows
     wrong = plan.prepared(records).where("_wrong IS NOT NULL")
-    return rows.unionByName(aside(wrong, letters, F.col("_wrong"), "letters").drop("timestamp"))
+    return rows.unionByName(to_letters(wrong, letters, F.col("_wrong"), "letters").drop("timestamp"))
 
 
 def _writer(rows: DataFrame, found: Source, checkpoint: str, *, table: bool) -> DataStreamWriter:

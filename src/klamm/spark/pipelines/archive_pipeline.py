@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import klamm.spark
-from klamm.client.work.dead_letters import box
+from klamm.client.work.dead_letters import dead_letter_topic
 from klamm.disk import files
 from klamm.errors import InvalidSetting, NotAStore
 from klamm.spark.checkpoint import check_id, ends_of, sync_plan
@@ -354,7 +354,7 @@ class _Work:
         assert self.fitting is not None
         assert self.session is not None
         with opened(self.store) as core:
-            name = box(core, self.topic, self.claim.options["dead_letters"]).name
+            name = dead_letter_topic(core, self.topic, self.claim.options["dead_letters"]).name
         rows = self.session.read.parquet(*found).sortWithinPartitions("partition", "offset")
         klamm.spark.write(
             self.fitting.letters(rows),

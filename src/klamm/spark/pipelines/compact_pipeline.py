@@ -112,11 +112,11 @@ def compact(
 def _share(progress: Progress | None, work: list[int], number: int) -> Progress:
     """Return the progress of one partition's bytes, in those of all."""
 
-    def told(done: int, _: int | None) -> None:
+    def report(done: int, _: int | None) -> None:
         if progress is not None:
             progress(sum(work[:number]) + min(done, work[number]), sum(work))
 
-    return told
+    return report
 
 
 def _compact(

@@ -28,7 +28,6 @@ from klamm.spark.pipelines.fields import Field
 from klamm.spark.pipelines.query_runner import behind, drain, home, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
-    aside,
     check,
     check_topics,
     counted,
@@ -37,6 +36,7 @@ from klamm.spark.pipelines.streams import (
     max_bytes,
     milliseconds,
     stream_session,
+    to_letters,
 )
 from klamm.spark.remote import write_stream
 
@@ -118,7 +118,7 @@ def deduplicate(
 
 
 def _rows(records: DataFrame, field: Field, delay: str, reach: int, to: str, letters: str) -> DataFrame:
-    from klamm.spark.pipelines.first import First
+    from klamm.spark.pipelines.duplicate_filter import DuplicateFilter
 
     passed = (
         counted(records, "read")
@@ -127,10 +127,10 @@ def _rows(records: DataFrame, field: Field, delay: str, reach: int, to: str, let
         .withWatermark("timestamp", delay)
         .select("id", "at", "partition", "offset", "key", "value", "headers", "timestamp")
         .groupBy("id")
-        .transformWithState(First(reach), _PASSED, "append", "eventTime")
+        .transformWithState(DuplicateFilter(reach), _PASSED, "append", "eventTime")
     )
     rows = counted(passed, "written").select(
         F.lit(to).alias("topic"), "key", "value", "headers", F.timestamp_millis("at").alias("timestamp")
     )
     wrong = records.where(field.bytes().isNull())
-    return rows.unionByName(aside(wrong, letters, F.lit(f"has no {field}"), "letters"))
+    return rows.unionByName(to_letters(wrong, letters, F.lit(f"has no {field}"), "letters"))

@@ -33,7 +33,6 @@ from klamm.spark.pipelines.fields import Field
 from klamm.spark.pipelines.query_runner import behind, drain, home, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
-    aside,
     check,
     check_topics,
     counted,
@@ -44,6 +43,7 @@ from klamm.spark.pipelines.streams import (
     max_bytes,
     milliseconds,
     stream_session,
+    to_letters,
 )
 from klamm.spark.remote import write_stream
 
@@ -110,7 +110,7 @@ def join(
         rows = _joined(records[0], records[1], fields, f"{delay} milliseconds", reach, how, to)
         for each, field, name in zip(records, fields, (left, right), strict=True):
             wrong = each.where(field.bytes().isNull())
-            rows = rows.unionByName(aside(wrong, boxes[name], _reason(field), f"letters {name}"))
+            rows = rows.unionByName(to_letters(wrong, boxes[name], _reason(field), f"letters {name}"))
         outcome = drain(
             write_stream(rows, found.path, checkpointLocation=claim.checkpoint, keepTimestamps=True),
             every=every,

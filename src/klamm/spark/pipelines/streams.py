@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from klamm.client.work.dead_letters import box
+from klamm.client.work.dead_letters import dead_letter_topic
 from klamm.errors import InvalidSetting, TopicExists, UnknownTopic
 from klamm.spark.functions import F
 from klamm.spark.internals import own_session
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from klamm.spark.pipelines.query_runner import Source
 
 __all__ = [
-    "aside",
     "check",
     "check_table",
     "check_topics",
@@ -44,6 +43,7 @@ __all__ = [
     "max_bytes",
     "milliseconds",
     "stream_session",
+    "to_letters",
 ]
 
 _OWN = {
@@ -107,7 +107,7 @@ def make_topics(
         except TopicExists:
             pass
         for topic, name in boxes.items():
-            box(core, topic, name)
+            dead_letter_topic(core, topic, name)
 
 
 def check_table(read: Source, to: str) -> None:
@@ -145,7 +145,7 @@ def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | N
     )
 
 
-def aside(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
+def to_letters(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:
     """Return the rows that are wrong, as letters to the topic `to`: columns topic, key, value, headers, timestamp."""
     rows = letters(counted(df, name), reason)
     return rows.select(

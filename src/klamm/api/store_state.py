@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from klamm.client.transaction import Pool
     from klamm.store.directory import Core
 
-__all__ = ["Opened"]
+__all__ = ["StoreState"]
 
 _Item = TypeVar("_Item")
 
 
-class Opened:
-    """A store that is open, or was; Store sets these."""
+class StoreState:
+    """The state of a store, open or closed; Store sets these."""
 
     _path: str
     _read_only: bool

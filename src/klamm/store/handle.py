@@ -1,4 +1,4 @@
-"""Classes whose objects a call on a store makes, as `store.consumer()` makes a Consumer.
+"""Base class of the objects that calls on a store make, as `store.consumer()` makes a Consumer.
 
 They are public, so that programs can annotate them; called by a program, they raise a TypeError that names the call.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-__all__ = ["Made"]
+__all__ = ["StoreHandle"]
 
 
-class Made:
-    """Refuse to be made of anything but `of`, which programs do not have: `class Consumer(Made, by="…", of=Core)`."""
+class StoreHandle:
+    """Base of `class Consumer(StoreHandle, by="store.consumer(…)", of=Core)`: made of a Core, which programs lack."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Pass, in tasks, the first record of an id within a time (deduplicate_pipeline.py). Spark keeps the state."""
+"""The filter of `deduplicate`, in tasks: it passes the first record of an id within a time. Spark keeps the state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessorHandle, TimerValues
 
-__all__ = ["First"]
+__all__ = ["DuplicateFilter"]
 
 
-class First(StatefulProcessor):
+class DuplicateFilter(StatefulProcessor):
     """The processor of one task: it passes a record if none of its id has passed within the time."""
 
     def __init__(self, within_ms: int) -> None:
