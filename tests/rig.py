@@ -153,7 +153,7 @@ def scan_files(partition: Partition) -> Seen:
 def index_of(partition: Partition, base: int) -> Index:
     """The index of a segment, as a reader opens it."""
     now = partition.snapshot()
-    return Index(partition.directory, base, upto=now.position if base == now.active_base else None)
+    return Index(partition.directory, base, end_position=now.position if base == now.active_base else None)
 
 
 def index_is_true(partition: Partition) -> int:

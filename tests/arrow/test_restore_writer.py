@@ -75,14 +75,18 @@ def test_each_row_gets_its_offset_though_the_filling_is_stopped_and_begun_again(
     store.topics.create(topic, 1, {"max.message.bytes": 1000, "segment.bytes": 4000, "retention.ms": -1})
     offsets = [sum(gaps[: n + 1]) for n in range(len(gaps))]
     with log_of(store, topic) as log:
-        for upto in (stop, len(offsets)):
+        for end_offset in (stop, len(offsets)):
             placer = RestoreWriter(log)
             before = placer.next_offset
-            for start in range(0, upto, chunk):
-                placer.take(rows(*offsets[start : min(start + chunk, upto)], size=size))
+            for start in range(0, end_offset, chunk):
+                placer.take(rows(*offsets[start : min(start + chunk, end_offset)], size=size))
             placer.give()
-            assert placer.rows == sum(before <= each for each in offsets[:upto])
-            assert log.ends().end == placer.next_offset == max([0, *(each + 1 for each in offsets[: max(stop, upto)])])
+            assert placer.rows == sum(before <= each for each in offsets[:end_offset])
+            assert (
+                log.ends().end
+                == placer.next_offset
+                == max([0, *(each + 1 for each in offsets[: max(stop, end_offset)])])
+            )
         placer.skip_to(offsets[-1] + 10)
         assert log.ends()[:3] == (0, offsets[-1] + 10, offsets[-1] + 10)
     assert seen(store, topic) == wanted(*offsets, size=size)

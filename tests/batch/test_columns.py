@@ -42,7 +42,7 @@ def table(finished: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
     return pa.table(arrays).to_pylist() if arrays else [{}] * rows
 
 
-def expected(data: bytes, names: Any = COLUMNS, start: int = 0, upto: int = 1 << 62) -> list[dict[str, Any]]:
+def expected(data: bytes, names: Any = COLUMNS, start: int = 0, end_offset: int = 1 << 62) -> list[dict[str, Any]]:
     rows = [
         {
             "offset": r.offset,
@@ -54,7 +54,7 @@ def expected(data: bytes, names: Any = COLUMNS, start: int = 0, upto: int = 1 <<
             "headers": [{"key": name, "value": value} for name, value in r.headers],
         }
         for r in decode(data, from_offset=start)
-        if r.offset < upto
+        if r.offset < end_offset
     ]
     return [{name: row[name] for name in row if name in names} for row in rows]
 
@@ -69,12 +69,12 @@ def expected(data: bytes, names: Any = COLUMNS, start: int = 0, upto: int = 1 <<
     st.integers(0, 25),
 )
 def test_columns_hold_what_decode_gives(
-    one: list[Record], codec: int, two: list[Record], other: int, names: set[str], start: int, upto: int
+    one: list[Record], codec: int, two: list[Record], other: int, names: set[str], start: int, end_offset: int
 ) -> None:
     log = log_of((one, codec), (two, other))
     columns = Columns(names)
-    want = expected(log, names, start, upto)
-    assert columns.add(log, start, upto) == len(want) == columns.rows
+    want = expected(log, names, start, end_offset)
+    assert columns.add(log, start, end_offset) == len(want) == columns.rows
     got = table(columns.finish())
     assert got == want
     assert columns.rows == 0

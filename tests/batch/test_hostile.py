@@ -145,8 +145,8 @@ HORIZON = 1 << 40
 def sifted(data: Any) -> list[Any]:
     """What compaction leaves of it, read back."""
     keys = KeyMap(1, bytes(16))
-    upto = keys.add(data)
-    record_filter = RecordFilter(keys, upto=upto, now_ms=HORIZON - 1, horizon_ms=HORIZON)
+    end_offset = keys.add(data)
+    record_filter = RecordFilter(keys, end_offset=end_offset, now_ms=HORIZON - 1, horizon_ms=HORIZON)
     left = record_filter.filter(data)
     kept = decode(data if left is None else left, form=RECORDS)
     if left is not None:

@@ -112,13 +112,13 @@ def test_a_record_filter_in_the_middle_of_the_log_is_told_whose_transactions_are
     ended += at(4, marker(9, 1, commit=True, timestamp=5))
     table = KeyMap(1, SEED)
     table.add(begun + ended)
-    whole, first = (RecordFilter(table, upto=5, now_ms=0, horizon_ms=20) for _ in range(2))
+    whole, first = (RecordFilter(table, end_offset=5, now_ms=0, horizon_ms=20) for _ in range(2))
     assert whole.filter(begun + ended) is None and whole.open_ids == {8}
     assert first.filter(begun) is None
     assert (first.open_ids, first.seen_ids, first.asked_ids) == ({7, 8}, {7, 8}, set())
-    told = RecordFilter(table, upto=5, now_ms=0, horizon_ms=20, open_ids=first.open_ids)
+    told = RecordFilter(table, end_offset=5, now_ms=0, horizon_ms=20, open_ids=first.open_ids)
     assert told.filter(ended) is None and told.open_ids == {8}
-    untold = RecordFilter(table, upto=5, now_ms=0, horizon_ms=20)
+    untold = RecordFilter(table, end_offset=5, now_ms=0, horizon_ms=20)
     assert untold.filter(ended) is not None, "a marker that was taken for a lone one"
     assert (untold.open_ids, untold.seen_ids, untold.asked_ids) == (set(), {7, 9}, {7})
     assert first.open_ids - untold.seen_ids | untold.open_ids == whole.open_ids
@@ -135,7 +135,7 @@ def test_only_offsets_from_start_to_upto_are_noted_and_sifted(codec: int) -> Non
     table = KeyMap(1, SEED)
     assert table.add(data, 3, 7) == 7
     assert table.latest(b"k") == 6
-    left = RecordFilter(table, upto=7, now_ms=0, horizon_ms=0).filter(data)
+    left = RecordFilter(table, end_offset=7, now_ms=0, horizon_ms=0).filter(data)
     assert left is not None
     assert [record.offset for record in decode(left)] == [6, 7, 8, 9, 10]
     assert verify(left, 0, True) == (len(left), 11)
@@ -145,11 +145,11 @@ def test_nothing_to_take_out_is_none_and_nothing_left_is_empty() -> None:
     data = batch(0, (b"a", b"1"), (b"b", b"2"))
     table = KeyMap(1, SEED)
     table.add(data)
-    record_filter = RecordFilter(table, upto=2, now_ms=0, horizon_ms=0)
+    record_filter = RecordFilter(table, end_offset=2, now_ms=0, horizon_ms=0)
     assert record_filter.filter(data) is None
     assert (record_filter.records, record_filter.kept) == (2, 2)
     table.add(batch(2, (b"a", b"3"), (b"b", b"4")))
-    left = RecordFilter(table, upto=4, now_ms=0, horizon_ms=0).filter(data)
+    left = RecordFilter(table, end_offset=4, now_ms=0, horizon_ms=0).filter(data)
     assert left is not None and len(left) == 0
 
 
@@ -162,7 +162,7 @@ def test_records_of_aborted_transactions_are_as_if_they_were_not_there() -> None
     table = KeyMap(1, SEED, aborted=[(8, 3, 4), (7, 1, 2), (7, 100, 200)])
     assert table.add(data) == 5
     assert table.latest(b"a") == 0
-    left = RecordFilter(table, upto=5, now_ms=10, horizon_ms=20).filter(data)
+    left = RecordFilter(table, end_offset=5, now_ms=10, horizon_ms=20).filter(data)
     assert left is not None
     headers = walk(left)
     assert [(h.base_offset, h.is_control, h.base_timestamp) for h in headers] == [
@@ -171,8 +171,8 @@ def test_records_of_aborted_transactions_are_as_if_they_were_not_there() -> None
         (4, True, 20),
     ]
     assert not commits(left[headers[0].size : headers[0].size + headers[1].size]), "a marker says what it said"
-    assert RecordFilter(table, upto=5, now_ms=19, horizon_ms=29).filter(left) is None
-    again = RecordFilter(table, upto=5, now_ms=20, horizon_ms=30).filter(left)
+    assert RecordFilter(table, end_offset=5, now_ms=19, horizon_ms=29).filter(left) is None
+    again = RecordFilter(table, end_offset=5, now_ms=20, horizon_ms=30).filter(left)
     assert again is not None
     assert [header.base_offset for header in walk(again)] == [0]
 
@@ -182,7 +182,7 @@ def test_a_batch_that_would_grow_beyond_what_can_be_read_gets_no_horizon() -> No
     data = batch(0, *[(b"%d" % n, None) for n in range(1000)], codec=4)
     table = KeyMap(1 << 20, SEED)
     table.add(data)
-    left = RecordFilter(table, upto=1000, now_ms=0, horizon_ms=1 << 50).filter(data)
+    left = RecordFilter(table, end_offset=1000, now_ms=0, horizon_ms=1 << 50).filter(data)
     assert left is not None
     assert [r.timestamp for r in decode(left)] == [100 + n for n in range(1000)]
 

@@ -306,7 +306,7 @@ def commit_in_transaction(store: klamm.Store, consumer: klamm.Consumer, batches:
         pending_commit.add(batch)
     database = store._acquired().catalog.database
     with pending_commit.member.mutex, database.db_lock(), database.transaction() as execute:
-        pending_commit.refuse_others()
+        pending_commit.check_ownership()
         put_offsets(execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect())
     pending_commit.done()
 

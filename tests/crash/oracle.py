@@ -125,8 +125,8 @@ class Promises:
     def appended(self, name: str, base: int) -> None:
         assert base == self.logs[name].sent[-1].base
 
-    def acked(self, name: str, upto: int) -> None:
-        self.logs[name].acked = upto
+    def acked(self, name: str, end_offset: int) -> None:
+        self.logs[name].acked = end_offset
 
     def stored(self, name: str, position: int, epoch: int) -> None:
         self.logs[name].stored.append(Stored(position, epoch))

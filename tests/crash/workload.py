@@ -7,7 +7,7 @@ It notes in the trace what it is about to do and what it was told, since that is
     opening · opened (store id)                creating, created (topic, partitions, settings) · altering, altered
     dropping, dropped (topic)
     found (log, start, end)                    what a log held when it was first opened in this life
-    appending (log, values, producer)          appended (log, base) · acked (log, upto): on disk
+    appending (log, values, producer)          appended (log, base) · acked (log, end_offset): on disk
     stored (log, position, epoch)              a consumer has read up to there, and keeps that somewhere safe
     deleting (log, offset)                     start (log, start): where it starts now
 """
@@ -163,7 +163,7 @@ class Life:
         note(appended=name, base=base)
         if sync:
             log.sync(base + count)
-            note(acked=name, upto=base + count)
+            note(acked=name, end_offset=base + count)
 
     def consume(self, name: str) -> None:
         """Read what is new, synced or not, and keep how far; the epoch is that of the last record read."""

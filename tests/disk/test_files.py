@@ -139,8 +139,8 @@ def test_the_innermost_and_latest_mount_says_the_type(path: str, kind: str) -> N
 
 @pytest.mark.usefixtures("mounts")
 def test_network_and_unknown_file_systems_are_refused_with_the_reason() -> None:
-    files.refuse_untrusted("/no-such-home")
-    files.refuse_untrusted("/no-such-mnt/nas/local")
+    files.check_trusted("/no-such-home")
+    files.check_trusted("/no-such-mnt/nas/local")
     for path, why in (
         ("nas", "network"),
         ("with space\\and\ttab", "network"),
@@ -148,7 +148,7 @@ def test_network_and_unknown_file_systems_are_refused_with_the_reason() -> None:
         ("odd", "unknown"),
     ):
         with pytest.raises(UnsupportedFilesystem, match=why) as caught:
-            files.refuse_untrusted(f"/no-such-mnt/{path}/store")
+            files.check_trusted(f"/no-such-mnt/{path}/store")
         assert "force_filesystem" in (caught.value.hint or "")
 
 
@@ -159,10 +159,10 @@ def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
 
 def test_a_real_tmpfs_is_trusted_and_kernel_file_systems_are_not() -> None:
     assert files.filesystem_of("/dev/shm") == "tmpfs"
-    files.refuse_untrusted("/dev/shm/store")
+    files.check_trusted("/dev/shm/store")
     for path in ("/proc", "/sys"):
         with pytest.raises(UnsupportedFilesystem):
-            files.refuse_untrusted(path)
+            files.check_trusted(path)
 
 
 def test_a_refused_file_system_is_left_alone_and_force_opens_it(

@@ -145,9 +145,9 @@ def test_the_answers_are_those_of_a_look_at_every_entry(entries: list[Aborted]) 
         for producer in range(4):
             wanted = any(p == producer and first <= offset <= last for p, first, last in entries)
             assert spans.covers(producer, offset) == wanted
-        for upto in range(offset + 1, end, 3):
-            found = {(p, first) for p, first, last in entries if first < upto and last >= offset}
-            assert spans.within(offset, upto) == sorted(found, key=lambda span: (span[1], span[0]))
+        for end_offset in range(offset + 1, end, 3):
+            found = {(p, first) for p, first, last in entries if first < end_offset and last >= offset}
+            assert spans.within(offset, end_offset) == sorted(found, key=lambda span: (span[1], span[0]))
 
 
 @pytest.mark.soak

@@ -98,7 +98,7 @@ def test_the_index_of_a_segment_before_it_was_compacted_is_not_valid_after_that(
 
 def test_entries_of_the_active_segment_beyond_the_commit_are_not_used(rig: Rig) -> None:
     partition = filled(rig, list(range(9)))
-    with Index(partition.directory, 0, upto=4 * SIZE) as index:
+    with Index(partition.directory, 0, end_position=4 * SIZE) as index:
         assert index.count >= 3
         assert index.before_offset(8).offset == 4
         assert index.before_time(1000).offset == 4

@@ -347,8 +347,8 @@ def test_the_youngest_snapshot_at_or_before_an_offset_is_taken(tmp_path: Path) -
     assert producers.load_latest(directory, 100) is None
     for offset in (5, 10, 20):
         producers.store(directory, offset, [(offset, -1, 0, [(1, 2, 3, 4)])])
-    for upto, want in ((4, None), (5, 5), (9, 5), (10, 10), (19, 10), (1000, 20)):
-        found = producers.load_latest(directory, upto)
+    for end_offset, want in ((4, None), (5, 5), (9, 5), (10, 10), (19, 10), (1000, 20)):
+        found = producers.load_latest(directory, end_offset)
         assert (found and found[0]) == want
 
 

@@ -241,8 +241,8 @@ MUTANTS = [
         (
             (
                 PARTITION,
-                "            head.sync(self.log, upto)\n",
-                "            self.log.flushed_offset = max(upto, self.log.flushed_offset)\n",
+                "            head.sync(self.log, end_offset)\n",
+                "            self.log.flushed_offset = max(end_offset, self.log.flushed_offset)\n",
             ),
         ),
         (f"{POWER_CUT_TESTS}::test_no_power_cut_loses_an_ack_or_invents_a_record_or_lets_a_reader_skip_one",),
@@ -310,7 +310,13 @@ MUTANTS = [
     Mutant(
         "an index of which nobody said what its segment is is valid beside a closed one",
         "promise 9",
-        ((INDEX, "        return upto is not None or (\n", "        return upto is not None or size == 0 or (\n"),),
+        (
+            (
+                INDEX,
+                "        return end_position is not None or (\n",
+                "        return end_position is not None or size == 0 or (\n",
+            ),
+        ),
         (f"{BINDING}::test_an_index_is_valid_beside_its_own_segment_only",),
     ),
     Mutant(
@@ -334,7 +340,13 @@ MUTANTS = [
     Mutant(
         "a reader that misses an index tells nobody",
         "log/index.py I3",
-        (("src/klamm/log/reader.py", "        if upto is None and not index.is_valid:\n", "        if False:\n"),),
+        (
+            (
+                "src/klamm/log/reader.py",
+                "        if end_position is None and not index.is_valid:\n",
+                "        if False:\n",
+            ),
+        ),
         (f"{BINDING}::test_a_reader_that_misses_an_index_says_so_and_one_that_does_not_is_silent", COPIED_INDEXES),
     ),
     Mutant(

@@ -253,7 +253,7 @@ MUTANTS = [
         "Spark is told offsets that are not on disk",
         "spark/planner.py PLN1",
         "spark/planner.py",
-        "            partition.sync(upto)\n",
+        "            partition.sync(end_offset)\n",
         CALL,
         instead="            pass\n",
     ),

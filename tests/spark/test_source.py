@@ -25,7 +25,7 @@ from klamm.spark.offsets import TopicIdPartition
 from klamm.spark.options import ReadOptions
 from klamm.spark.planner import Planner, Range
 from klamm.spark.range_reader import Task
-from klamm.spark.source import BatchReader, KlammSource, plain_errors, refuse_old_spark
+from klamm.spark.source import BatchReader, KlammSource, check_spark_version, plain_errors
 from klamm.store.directory import acquire
 
 if TYPE_CHECKING:
@@ -348,9 +348,9 @@ def test_a_process_of_sparks_is_known_and_settled(name: str, monkeypatch: pytest
 
 def test_a_spark_that_is_too_old() -> None:
     with pytest.raises(KlammError, match=r"this is pyspark 4.0.3; format klamm needs 4.1 \(pip install"):
-        refuse_old_spark("4.0.3")
-    refuse_old_spark("4.1.0")
-    refuse_old_spark("5.0.0.dev1")
+        check_spark_version("4.0.3")
+    check_spark_version("4.1.0")
+    check_spark_version("5.0.0.dev1")
 
 
 def test_a_store_that_cannot_be_written_is_planned_up_to_what_is_on_disk(

@@ -436,8 +436,8 @@ def test_a_table_of_producers_whose_links_are_wrong_is_found_and_made_again(stor
 def index_of(store: Path, base: int) -> index.Index:
     """Of the active segment, 45, or of a closed one."""
     directory = files_of(store)
-    upto = (directory / f"{base:020}.log").stat().st_size if base == 45 else None
-    return index.Index(str(directory), base, upto=upto)
+    end_position = (directory / f"{base:020}.log").stat().st_size if base == 45 else None
+    return index.Index(str(directory), base, end_position=end_position)
 
 
 @pytest.mark.parametrize("base", [15, 45])

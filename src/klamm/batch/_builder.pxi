@@ -72,7 +72,7 @@ cdef class Builder:
     def clear(self):
         """Empty the batch; the memory stays allocated."""
         if self.busy:
-            refuse_busy()
+            raise_busy()
         self.used = KLAMM_HEADER
         self.count = 0
         self.skipped = 0
@@ -92,7 +92,7 @@ cdef class Builder:
         cdef int64_t need = body + klamm_varint_size(body)
         cdef uint8_t *p
         if self.busy:
-            refuse_busy()
+            raise_busy()
         if self.skipped:
             raise ValueError("the batch has gaps: records are added to it by their offsets")
         if self.used + need > most:
@@ -295,7 +295,7 @@ cdef class Builder:
         cdef uint16_t flags = <uint16_t> (attributes | codec)
         cdef int32_t last = <int32_t> (self.count + self.skipped - 1)
         if self.busy:
-            refuse_busy()
+            raise_busy()
         if self.count == 0:
             raise ValueError("an empty batch")
         if codec < 0 or codec > KLAMM_CODEC_MASK or attributes & KLAMM_CODEC_MASK:

@@ -82,7 +82,7 @@ cdef int gather_headers(Gather *g, const klamm_record *r) noexcept nogil:
 
 
 cdef int gather(Gather *g, const klamm_batch *batch, const uint8_t **at, const uint8_t *end, int64_t *index,
-                int64_t *last, int64_t from_offset, int64_t upto) noexcept nogil:
+                int64_t *last, int64_t from_offset, int64_t end_offset) noexcept nogil:
     """Take records of one batch from *at on: *index of them are behind us, the last one had offset delta *last."""
     cdef const uint8_t *p = at[0]
     cdef const uint8_t *after
@@ -97,7 +97,7 @@ cdef int gather(Gather *g, const klamm_batch *batch, const uint8_t **at, const u
             return GATHER_BAD
         offset = batch.base_offset + r.offset_delta
         if offset >= from_offset:
-            if offset >= upto:
+            if offset >= end_offset:
                 # What is beyond the asked range is not looked at.
                 return GATHERED
             if row >= g.max_rows or g.keys.used + g.values.used + g.names.used + g.header_values.used >= g.max_bytes:
@@ -166,13 +166,13 @@ cdef class StringMemory:
         s.validity = self.validity.data
         return 0
 
-    cdef int forget(self, Strings *s, int64_t rows, int64_t used, int64_t nulls, int64_t upto) except -1:
+    cdef int forget(self, Strings *s, int64_t rows, int64_t used, int64_t nulls, int64_t end_row) except -1:
         """Go back to `rows` rows: what was written after them is void."""
         cdef int64_t row
         s.used = used
         s.nulls = nulls
         if s.validity != NULL:
-            for row in range(rows, upto):
+            for row in range(rows, end_row):
                 s.validity[row >> 3] |= <uint8_t> 1 << (row & 7)
         return 0
 
@@ -292,7 +292,7 @@ cdef class Columns:
         return 0
 
     cdef int batch_rows(self, const klamm_batch *batch, const uint8_t *p, Py_ssize_t size, Py_ssize_t position,
-                        int64_t from_offset, int64_t upto) except -1:
+                        int64_t from_offset, int64_t end_offset) except -1:
         """Gather one batch whose uncompressed records lie at p. Return GATHER_FULL when a bound stopped it."""
         cdef const uint8_t *end = p + size
         cdef int64_t index = 0, last = -1, most
@@ -308,11 +308,11 @@ cdef class Columns:
         self.make_room(most, size)
         while True:
             if size < NOGIL_SIZE:
-                code = gather(&self.g, batch, &p, end, &index, &last, from_offset, upto)
+                code = gather(&self.g, batch, &p, end, &index, &last, from_offset, end_offset)
             else:
                 self.busy = True
                 with nogil:
-                    code = gather(&self.g, batch, &p, end, &index, &last, from_offset, upto)
+                    code = gather(&self.g, batch, &p, end, &index, &last, from_offset, end_offset)
                 self.busy = False
             if code == GATHERED or code == GATHER_FULL:
                 return code
@@ -335,8 +335,8 @@ cdef class Columns:
                 raise bad_records(batch, position, f"record {index} does not follow the format"
                                   if index < batch.record_count else f"{end - p} bytes after the last record")
 
-    def add(self, data, int64_t from_offset=0, int64_t upto=INT64_MAX):
-        """Take records of whole, verified batches, those with from_offset <= offset < upto, and return how many.
+    def add(self, data, int64_t from_offset=0, int64_t end_offset=INT64_MAX):
+        """Take records of whole, verified batches, those with from_offset <= offset < end_offset, and return how many.
 
         It ends early when it is `full`: `finish`, and go on with the same data from `next_offset`. After CorruptBatch
         it holds the rows of the batches before, and `next_offset` is where the bad batch starts or was entered.
@@ -350,15 +350,15 @@ cdef class Columns:
         cdef int64_t before = self.g.rows
         cdef View unpacked
         if self.busy:
-            refuse_busy()
+            raise_busy()
         self.g.next_offset = from_offset
         while position < size:
             p = start + position
             code = klamm_read_batch(p, size - position, &batch)
             if code != KLAMM_OK:
                 raise damage(code, start, position, 0, False)
-            if batch.base_offset >= upto:
-                self.g.next_offset = upto  # offsets before it may be missing
+            if batch.base_offset >= end_offset:
+                self.g.next_offset = end_offset  # offsets before it may be missing
                 break
             if batch.next_offset > from_offset:
                 if not batch.attributes & KLAMM_CONTROL:
@@ -366,13 +366,13 @@ cdef class Columns:
                         return self.g.rows - before
                     if batch.attributes & KLAMM_CODEC_MASK:
                         unpacked = unpack(&batch, view, position)
-                        code = self.batch_rows(&batch, unpacked.data, unpacked.size, position, from_offset, upto)
+                        code = self.batch_rows(&batch, unpacked.data, unpacked.size, position, from_offset, end_offset)
                     else:
                         code = self.batch_rows(&batch, p + KLAMM_HEADER, batch.size - KLAMM_HEADER, position,
-                                               from_offset, upto)
+                                               from_offset, end_offset)
                     if code == GATHER_FULL:
                         return self.g.rows - before
-                self.g.next_offset = min(batch.next_offset, upto)
+                self.g.next_offset = min(batch.next_offset, end_offset)
             position += batch.size
         return self.g.rows - before
 
@@ -386,7 +386,7 @@ cdef class Columns:
         cdef int64_t rows = self.g.rows, headers = self.g.header_count
         cdef dict out = {}
         if self.busy:
-            refuse_busy()
+            raise_busy()
         self.make_room(0, 0)
         if self.g.headers:
             self.make_header_room(0, 0)

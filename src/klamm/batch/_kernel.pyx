@@ -92,7 +92,7 @@ cdef enum:
     NOGIL_SIZE = 32768  # bytes below which letting go of the GIL costs more than it gives
 
 
-cdef int refuse_busy() except -1:
+cdef int raise_busy() except -1:
     """Raise: objects that release the GIL while they change are not for two threads at once."""
     raise RuntimeError("another thread is at work on this object")
 

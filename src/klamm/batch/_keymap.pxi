@@ -27,11 +27,11 @@ cdef extern from "keymap.h" nogil:
     void klamm_free_entries(klamm_entry *entries, uint64_t count)
     klamm_entry *klamm_entry_of(const klamm_keymap *map, const uint64_t *hash)
     int klamm_map_records(klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
-                          int64_t start, int64_t upto, int64_t *offset)
+                          int64_t start, int64_t end_offset, int64_t *offset)
     int klamm_map_column(klamm_keymap *map, const int32_t *bounds, const uint8_t *data, int64_t size,
                          const int64_t *offsets, int64_t count, int64_t *offset)
     int klamm_judge_records(const klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end,
-                            int64_t upto, int expired, uint8_t *keep, klamm_judgement *out)
+                            int64_t end_offset, int expired, uint8_t *keep, klamm_judgement *out)
     uint8_t *klamm_copy_records(const klamm_batch *batch, const uint8_t *p, const uint8_t *end, const uint8_t *keep,
                                 int64_t base_timestamp, uint8_t *to)
 
@@ -120,8 +120,8 @@ cdef class KeyMap:
         index = _bisect_right(found[0], batch.base_offset) - 1  # transactions of one producer follow one another
         return index >= 0 and batch.base_offset <= found[1][index]
 
-    def add(self, data, int64_t start=0, int64_t upto=INT64_MAX):
-        """Note the keys of whole, verified batches, those with start <= offset < upto: where to go on.
+    def add(self, data, int64_t start=0, int64_t end_offset=INT64_MAX):
+        """Note the keys of whole, verified batches, those with start <= offset < end_offset: where to go on.
 
         That is the end of `data`, or, once it is `full`, the first offset whose key has no entry. Control batches and
         aborted transactions are left out.
@@ -135,13 +135,13 @@ cdef class KeyMap:
         cdef int code
         cdef View unpacked
         if self.busy:
-            refuse_busy()
+            raise_busy()
         while position < size and not self.full:
             p = view.data + position
             code = klamm_read_batch(p, size - position, &batch)
             if code != KLAMM_OK:
                 raise damage(code, view.data, position, 0, False)
-            if batch.base_offset >= upto:
+            if batch.base_offset >= end_offset:
                 break
             if batch.next_offset > start and not batch.attributes & KLAMM_CONTROL and not self.is_aborted(&batch, p):
                 records, length = p + KLAMM_HEADER, batch.size - KLAMM_HEADER
@@ -149,18 +149,18 @@ cdef class KeyMap:
                     unpacked = unpack(&batch, view, position)
                     records, length = unpacked.data, unpacked.size
                 if length < NOGIL_SIZE:
-                    code = klamm_map_records(&self.map, &batch, records, records + length, start, upto, &stopped)
+                    code = klamm_map_records(&self.map, &batch, records, records + length, start, end_offset, &stopped)
                 else:
                     self.busy = True
                     with nogil:
-                        code = klamm_map_records(&self.map, &batch, records, records + length, start, upto, &stopped)
+                        code = klamm_map_records(&self.map, &batch, records, records + length, start, end_offset, &stopped)
                     self.busy = False
                 if code == KLAMM_BAD_RECORDS:
                     raise not_readable(&batch, position)
                 if code == KLAMM_MAP_FULL:
                     self.full = True
                     return stopped
-            offset = max(offset, min(batch.next_offset, upto))
+            offset = max(offset, min(batch.next_offset, end_offset))
             position += batch.size
         return offset
 
@@ -175,7 +175,7 @@ cdef class KeyMap:
         if known.size % 8 or edges.size != 4 * (known.size // 8 + 1):
             raise ValueError(f"bounds of {edges.size} bytes for offsets of {known.size}")
         if self.busy:
-            refuse_busy()
+            raise_busy()
         self.busy = True
         with nogil:
             code = klamm_map_column(&self.map, <const int32_t *> edges.data, keys.data, keys.size,
@@ -192,7 +192,7 @@ cdef class KeyMap:
 cdef class RecordFilter:
     """Takes out of batches, in the order of the log from its start on, what is not the latest of its key in `keys`.
 
-    `upto` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
+    `end_offset` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
     time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's
     marker once none of its records is left. Everything else about a record stays, its offset and timestamp above all.
 
@@ -202,7 +202,7 @@ cdef class RecordFilter:
     """
 
     cdef KeyMap keys
-    cdef int64_t upto
+    cdef int64_t end_offset
     cdef int64_t now_ms
     cdef int64_t horizon_ms
     cdef readonly set open_ids   # producers with records here and no marker after them yet
@@ -215,8 +215,8 @@ cdef class RecordFilter:
     cdef readonly int64_t kept          # of them
     cdef readonly int64_t last_horizon  # the latest one that is still to come; -1: none
 
-    def __cinit__(self, KeyMap keys not None, *, int64_t upto, int64_t now_ms, int64_t horizon_ms, open_ids=()):
-        self.keys, self.upto, self.now_ms, self.horizon_ms = keys, upto, now_ms, horizon_ms
+    def __cinit__(self, KeyMap keys not None, *, int64_t end_offset, int64_t now_ms, int64_t horizon_ms, open_ids=()):
+        self.keys, self.end_offset, self.now_ms, self.horizon_ms = keys, end_offset, now_ms, horizon_ms
         self.open_ids, self.seen_ids, self.asked_ids = set(open_ids), set(), set()
         self.flags = new_memory(4096)
         self.last_horizon = -1
@@ -245,7 +245,7 @@ cdef class RecordFilter:
             code = klamm_read_batch(p, size - position, &batch)
             if code != KLAMM_OK:
                 raise damage(code, view.data, position, 0, False)
-            if batch.base_offset >= self.upto:
+            if batch.base_offset >= self.end_offset:
                 self.records += batch.record_count
                 self.kept += batch.record_count
             else:
@@ -275,7 +275,7 @@ cdef class RecordFilter:
         cdef bint control = batch.attributes & KLAMM_CONTROL != 0
         cdef bint marked = batch.attributes & KLAMM_DELETE_HORIZON != 0
         cdef bint expired = marked and batch.base_timestamp <= self.now_ms
-        cdef bint late = marked or batch.next_offset > self.upto  # it gets no horizon now
+        cdef bint late = marked or batch.next_offset > self.end_offset  # it gets no horizon now
         cdef klamm_judgement found
         cdef klamm_scan scan
         cdef View unpacked = None
@@ -307,11 +307,11 @@ cdef class RecordFilter:
                 raise not_readable(batch, position)
         else:
             if length < NOGIL_SIZE:
-                code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.upto, expired,
+                code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.end_offset, expired,
                                            self.flags.data, &found)
             else:
                 with nogil:
-                    code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.upto, expired,
+                    code = klamm_judge_records(&self.keys.map, batch, records, records + length, self.end_offset, expired,
                                                self.flags.data, &found)
             if code != KLAMM_MAPPED:
                 raise not_readable(batch, position)

@@ -288,7 +288,7 @@ def encode_columns(Builder builder not None, int64_t start, int64_t stop, Binary
     elif not 0 <= start <= stop <= count:
         raise IndexError(f"rows {start} to {stop} of {count}")
     if builder.busy:
-        refuse_busy()
+        raise_busy()
     while index < stop:
         builder.busy = True
         with nogil:

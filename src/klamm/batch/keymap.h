@@ -129,9 +129,9 @@ static inline int klamm_map_pending(klamm_keymap *map, const klamm_pending *pend
     return KLAMM_MAPPED;
 }
 
-/* Notes the records with start <= offset < upto. When it is full, *offset is the first record that had no entry. */
+/* Notes the records with start <= offset < end_offset. When it is full, *offset is the first record that had no entry. */
 static inline int klamm_map_records(
-    klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end, int64_t start, int64_t upto,
+    klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end, int64_t start, int64_t end_offset,
     int64_t *offset) {
     klamm_record r;
     klamm_pending pending[KLAMM_AHEAD];
@@ -141,7 +141,7 @@ static inline int klamm_map_records(
     for (int32_t i = 0; i < batch->record_count; i++) {
         if (!(p = klamm_next_record(batch, p, end, &last, &r))) return KLAMM_BAD_RECORDS;
         int64_t at = batch->base_offset + r.offset_delta;
-        if (at < start || at >= upto || r.key_size < 0) continue;
+        if (at < start || at >= end_offset || r.key_size < 0) continue;
         pending[waiting].offset = at;
         klamm_ask_for(map, &r, &pending[waiting++]);
         if (waiting == KLAMM_AHEAD) {
@@ -198,9 +198,9 @@ static inline void klamm_judge_pending(
 }
 
 /* Which records stay: keep[i] for each. A record goes when its key has a later one, or when it is a tombstone whose time
- * has come (`expired`); records without a key, and those from `upto` on, stay. */
+ * has come (`expired`); records without a key, and those from `end_offset` on, stay. */
 static inline int klamm_judge_records(
-    const klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end, int64_t upto, int expired,
+    const klamm_keymap *map, const klamm_batch *batch, const uint8_t *p, const uint8_t *end, int64_t end_offset, int expired,
     uint8_t *keep, klamm_judgement *out) {
     klamm_record r;
     klamm_pending pending[KLAMM_AHEAD];
@@ -212,7 +212,7 @@ static inline int klamm_judge_records(
         if (!(p = klamm_next_record(batch, p, end, &last, &r))) return KLAMM_BAD_RECORDS;
         int64_t offset = batch->base_offset + r.offset_delta;
         int tombstone = r.value_size < 0 && r.key_size >= 0;
-        if (offset >= upto || r.key_size < 0) {
+        if (offset >= end_offset || r.key_size < 0) {
             keep[i] = 1;
             klamm_keep(out, klamm_timestamp(batch, &r), tombstone);
         } else if (tombstone && expired) {

@@ -358,11 +358,11 @@ def _hammer(load: Load, producers: int, consumers: int) -> list[dict[str, Any]]:
         for worker, each in everybody:
             while not each.ready.wait(0.1):
                 if not worker.is_alive():
-                    _refuse_failed(everybody)
+                    _check_workers(everybody)
         begin = time.monotonic()
         go.set()
         _watch(workers[:producers], senders, readers, begin, producers * load.count)
-        _refuse_failed(everybody)
+        _check_workers(everybody)
         sent.value = sum(each.records.value for each in senders)
         over.set()
         _watch(workers[producers:], senders, readers, begin, sent.value)
@@ -371,7 +371,7 @@ def _hammer(load: Load, producers: int, consumers: int) -> list[dict[str, Any]]:
             if worker.is_alive():
                 worker.kill()
             worker.join()
-    _refuse_failed(everybody)
+    _check_workers(everybody)
     rows = []
     if senders:
         rows.append(_row("producer", senders, load, begin))
@@ -390,7 +390,7 @@ def _start(workers: list[Any]) -> None:
         signal.signal(signal.SIGINT, heard)
 
 
-def _refuse_failed(workers: list[tuple[Any, Counters]]) -> None:
+def _check_workers(workers: list[tuple[Any, Counters]]) -> None:
     failed = [each for worker, each in workers if worker.exitcode]
     if failed:
         why = next((each.failure.value.decode("utf-8", "replace") for each in failed if each.failure.value), "killed")

@@ -49,7 +49,7 @@ class Clients:
         """
         for client in self:
             if isinstance(client, Producer):
-                client._refuse_in_callback("store.close()")
+                client._check_not_in_callback("store.close()")
         failed: Exception | None = None
         closed: set[Client] = set()
         while True:

@@ -447,7 +447,7 @@ class Transaction(StoreHandle, RecordSender[K, V], by="store.transaction(…)", 
             once.put(execute, self._once)
         moves = self._moves()
         for pending_commit in moves:
-            pending_commit.refuse_others()
+            pending_commit.check_ownership()
             put_offsets(
                 execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect()
             )

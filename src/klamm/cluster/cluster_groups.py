@@ -71,7 +71,7 @@ class GroupsOfCluster(Groups):
                 raise TypeError(f"a plan consists of OffsetMoves, not {type(move).__name__}")
             by_group.setdefault(checked_name(move.group), {})[TopicPartition(move.topic, move.partition)] = move
         for group, wanted in by_group.items():
-            self._refuse_live(core, group)
+            self._check_not_live(core, group)
             stored = core.admin.offsets(group)
             for tp, move in wanted.items():
                 if stored.get(tp) != move.before:
@@ -82,7 +82,7 @@ class GroupsOfCluster(Groups):
                     )
             core.admin.move_group(group, {tp: (move.after, move.leader_epoch, "") for tp, move in wanted.items()})
 
-    def _refuse_live(self, core: ClusterCore, group: str) -> None:
+    def _check_not_live(self, core: ClusterCore, group: str) -> None:
         _, members = core.admin.members(group)
         if members:
             raise GroupBusy(f"group {group!r}: has {len(members)} members", hint="stop its consumers first")
@@ -91,7 +91,7 @@ class GroupsOfCluster(Groups):
         """Delete a group and its offsets. GroupBusy if it has members."""
         core = self._core()
         core.groups.get(name)
-        self._refuse_live(core, name)
+        self._check_not_live(core, name)
         try:
             core.admin.delete_group(name)
         except UnknownGroup:  # by others, meanwhile
@@ -118,5 +118,5 @@ class GroupsOfCluster(Groups):
             raise InvalidSetting(
                 f"groups.import_: {error} is missing", hint="pass what groups.export returned"
             ) from None
-        self._refuse_live(core, group)
+        self._check_not_live(core, group)
         core.admin.move_group(group, wanted)

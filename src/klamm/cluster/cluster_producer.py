@@ -126,7 +126,7 @@ class ClusterProducer(Producer[K, V]):
 
     def flush(self, timeout: Duration | None = None) -> None:
         self._check_usable()
-        self._refuse_in_callback("flush()")
+        self._check_not_in_callback("flush()")
         self._await(to_timeout("timeout", timeout))
 
     def _await(self, timeout_s: float | None) -> None:
@@ -137,7 +137,7 @@ class ClusterProducer(Producer[K, V]):
     def close(self, timeout: Duration | None = None) -> None:
         if self._forked:
             return
-        self._refuse_in_callback("close()")
+        self._check_not_in_callback("close()")
         timeout_s = to_timeout("timeout", timeout)
         self._closed = True
         try:
@@ -145,7 +145,7 @@ class ClusterProducer(Producer[K, V]):
         finally:
             self._stream.close(timeout_s)
 
-    def _refuse_in_callback(self, call: str) -> None:
+    def _check_not_in_callback(self, call: str) -> None:
         if threading.current_thread() is self._stream._thread:
             raise StoreError(
                 f"{call} in a callback of a delivery would wait for itself",

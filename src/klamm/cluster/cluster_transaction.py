@@ -263,7 +263,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
             producer = writer.stream.producer
             with self._members_held():
                 for move in self._moves():
-                    move.refuse_others()
+                    move.check_ownership()
                     member: Any = move.member
                     rows = self._core.groups.by_name(move.rows())  # type: ignore[attr-defined]  # those of a cluster
                     offsets = [member.as_offset(tp, row) for tp, row in rows.items()]

@@ -64,7 +64,7 @@ class ClusterMember:
             raise Unsupported(
                 f"{core.path}: an assignor of one's own is for a store in a directory", hint="leave it out"
             )
-        _refuse_numbers(core, subscription)
+        _check_numbers(core, subscription)
         self.mutex = threading.RLock()
         self.group = group
         self.name = name
@@ -303,7 +303,7 @@ def _ignore(_: list[TopicPartition]) -> None:
     """Partitions of a member that leaves."""
 
 
-def _refuse_numbers(core: ClusterCore, subscription: Subscription) -> None:
+def _check_numbers(core: ClusterCore, subscription: Subscription) -> None:
     named = subscription.spelled().get("topics") or {}
     if any(numbers is not None for numbers in named.values()):
         raise Unsupported(

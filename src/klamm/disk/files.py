@@ -19,13 +19,13 @@ from klamm.disk import _os, copy_on_write
 from klamm.errors import DiskFull, UnsupportedFilesystem
 
 __all__ = [
+    "check_trusted",
     "disk_full",
     "filesystem_of",
     "make_directories",
     "make_directory",
     "most_open",
     "read",
-    "refuse_untrusted",
     "remove",
     "rename_directory",
     "replace",
@@ -200,7 +200,7 @@ if sys.platform == "win32":
             raise ctypes.WinError()
 
 
-def refuse_untrusted(path: str) -> None:
+def check_trusted(path: str) -> None:
     """Raise UnsupportedFilesystem unless the directory `path` is on a local file system that Klamm was tested on."""
     kind = filesystem_of(path)
     unknowable = sys.platform != "win32" and not os.path.exists("/proc/self/mountinfo")

@@ -232,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         refused = None
         if monitor.access is not None and self.path.partition("?")[0] != "/healthz":
             request = Request(self.connection, peer, port, self.headers.get("Authorization", ""))
-            refused = monitor.access.refuse(request)
+            refused = monitor.access.check(request)
         if refused is not None:
             status, kind, body = refused.status, "text/plain; charset=utf-8", f"{refused.why}\n".encode()
             asks = refused.asks

@@ -116,7 +116,7 @@ class Access:
 
     # ---- requests
 
-    def refuse(self, request: Request) -> DeniedResponse | None:
+    def check(self, request: Request) -> DeniedResponse | None:
         """Return why a client may not read; None if it may."""
         broker = self.broker
         if broker is None:

@@ -164,7 +164,7 @@ class Cleanup:
         """
         if self._partition.is_read_only:
             raise self._partition.read_only_error()
-        self._partition.refuse_deleted()
+        self._partition.check_not_deleted()
         self._heads.follow_wall()
         clock_ms = self._heads.expiry_ms()
         if not self._partition.is_compacted or not os.path.isdir(self._directory):
@@ -179,7 +179,7 @@ class Cleanup:
         except _Interrupted as interrupted:
             raise interrupted.error from None
         except KlammError:
-            self._partition.refuse_deleted()  # its files may have gone
+            self._partition.check_not_deleted()  # its files may have gone
             raise
 
     def _compact(
@@ -207,7 +207,7 @@ class Cleanup:
             found = self._find_cleanable(clock_ms, compaction.limit(self._log))
             if not found.segments:
                 break
-            self._partition.refuse_deleted()
+            self._partition.check_not_deleted()
             each = compaction.Pass(
                 self._log,
                 found,
@@ -221,11 +221,13 @@ class Cleanup:
             self._partition.contiguous = False
         return done
 
-    def _find_cleanable(self, clock_ms: int, upto: int) -> compaction.CleanableSegments:
+    def _find_cleanable(self, clock_ms: int, end_offset: int) -> compaction.CleanableSegments:
         from klamm.log import compaction
 
         now, lag_ms = self._partition.snapshot(), self._settings.min_compaction_lag_ms
-        return compaction.find_cleanable(self._directory, now, upto=upto, clock_ms=clock_ms, min_lag_ms=lag_ms)
+        return compaction.find_cleanable(
+            self._directory, now, end_offset=end_offset, clock_ms=clock_ms, min_lag_ms=lag_ms
+        )
 
     def _is_due(self, found: compaction.CleanableSegments, clock_ms: int) -> bool:
         """Return whether enough of the log is dirty, or dirty for long, or every tombstone may go."""

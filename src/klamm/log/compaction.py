@@ -89,9 +89,9 @@ class CleanableSegments(NamedTuple):
 
 
 def find_cleanable(
-    directory: str, now: head.Snapshot, *, upto: int, clock_ms: int, min_lag_ms: int
+    directory: str, now: head.Snapshot, *, end_offset: int, clock_ms: int, min_lag_ms: int
 ) -> CleanableSegments:
-    """Return what there is to compact below offset `upto`. Records newer than `min_lag_ms` are left alone."""
+    """Return what there is to compact below offset `end_offset`. Records newer than `min_lag_ms` are left alone."""
     known = cleaner_checkpoint.load(directory)
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     found: list[tuple[int, int]] = []
@@ -99,7 +99,7 @@ def find_cleanable(
     for base, end in zip(closed, [*closed[1:], now.active_base], strict=False):
         if end <= now.log_start:
             continue
-        if end > upto:
+        if end > end_offset:
             break
         if end > known.offset and min_lag_ms > 0:
             latest_ms = latest_in(directory, base, end, clock_ms, contiguous=not cleaner_checkpoint.exists(directory))
@@ -165,12 +165,14 @@ class Rules(NamedTuple):
     """The rules of a pass, for all of its segments: which records are removed."""
 
     aborted: list[tuple[int, int, int]]
-    upto: int
+    end_offset: int
     now_ms: int
     horizon_ms: int
 
     def record_filter(self, keys: KeyMap, open_ids: Iterable[int] = ()) -> RecordFilter:
-        return RecordFilter(keys, upto=self.upto, now_ms=self.now_ms, horizon_ms=self.horizon_ms, open_ids=open_ids)
+        return RecordFilter(
+            keys, end_offset=self.end_offset, now_ms=self.now_ms, horizon_ms=self.horizon_ms, open_ids=open_ids
+        )
 
 
 # ---- one segment

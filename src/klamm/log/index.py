@@ -71,8 +71,8 @@ def _header_crc(fd: int, position: int) -> int | None:
 class Index:
     """The index of one segment, opened for a look-up. Without entries when it is not valid."""
 
-    def __init__(self, directory: str, base: int, *, upto: int | None = None, log_fd: int = -1) -> None:
-        """Open an index. `upto`: so many bytes of the segment are committed, and it is active; None: it is closed.
+    def __init__(self, directory: str, base: int, *, end_position: int | None = None, log_fd: int = -1) -> None:
+        """Open an index. `end_position`: where the committed part of the active segment ends; None: it is closed.
 
         `log_fd`: the segment, if it is open already.
         """
@@ -90,7 +90,7 @@ class Index:
                 self.is_valid = True
                 return
             self.fd = _os.open_file(self.path, os.O_RDONLY)
-            self.is_valid = self._is_of(log_fd, upto)
+            self.is_valid = self._is_of(log_fd, end_position)
         except FileNotFoundError:
             return
         finally:
@@ -99,7 +99,7 @@ class Index:
         if self.is_valid:
             self.count = (os.fstat(self.fd).st_size - HEADER_SIZE) // ENTRY_SIZE
 
-    def _is_of(self, log_fd: int, upto: int | None) -> bool:
+    def _is_of(self, log_fd: int, end_position: int | None) -> bool:
         data = _os.pread(self.fd, HEADER_SIZE, 0)
         if len(data) < HEADER_SIZE or data[-4:] != crc32c(data[:-4]).to_bytes(4, "little"):
             return False
@@ -108,8 +108,8 @@ class Index:
             return False
         if first != _header_crc(log_fd, 0):
             return False
-        self._end = size if upto is None else upto
-        return upto is not None or (
+        self._end = size if end_position is None else end_position
+        return end_position is not None or (
             os.fstat(log_fd).st_size == size > last_position >= 0 and _header_crc(log_fd, last_position) == last
         )
 

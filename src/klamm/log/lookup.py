@@ -106,10 +106,10 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
     for base, stamp in _segments(partition, now):
         if stamp < timestamp_ms:
             continue
-        upto = now.position if base == now.active_base else None
-        with Index(partition.directory, base, upto=upto) as entries:
+        end_position = now.position if base == now.active_base else None
+        with Index(partition.directory, base, end_position=end_position) as entries:
             start = entries.before_time(timestamp_ms).offset
-        if upto is None and not entries.is_valid:
+        if end_position is None and not entries.is_valid:
             partition.miss_index()
         with Reader(partition, max(start, now.log_start), committed=committed) as reader:
             while data := reader.read():

@@ -365,15 +365,15 @@ class Partition:
 
     # ---- durability
 
-    def sync(self, upto: int) -> None:
-        """Return when everything below `upto` is on disk."""
+    def sync(self, end_offset: int) -> None:
+        """Return when everything below `end_offset` is on disk."""
         if self.lock is None:
             raise self.read_only_error()
         try:
-            head.sync(self.log, upto)
+            head.sync(self.log, end_offset)
         except SyncFailed:
             self.rewrite_unsynced()
-            self.repeat_sync(lambda: head.sync(self.log, upto))
+            self.repeat_sync(lambda: head.sync(self.log, end_offset))
         except head.HeadResult as error:
             raise results.error_of(self, error.result) from None
 
@@ -483,12 +483,12 @@ class Partition:
         except head.HeadResult as error:
             raise results.error_of(self, error.result) from None
 
-    def refuse_deleted(self) -> None:
+    def check_not_deleted(self) -> None:
         if self.log.flags & head.DELETED:
             raise UnknownTopic(f"{self.topic}: the topic was deleted")
 
     def ends(self) -> Ends:
-        self.refuse_deleted()
+        self.check_not_deleted()
         now = self.snapshot()
         return Ends(now.log_start, now.next_offset, now.stable_offset, self.log.flushed_offset, now.leader_epoch)
 

@@ -148,8 +148,8 @@ def _batches_since(
 ) -> Iterator[tuple[batch_header.Header, bytes, bool]]:
     if max(base, offset) >= end:
         return
-    upto = os.stat(segment.path_of(directory, base)).st_size if is_last else None
-    with index.Index(directory, base, upto=upto) as known:
+    end_position = os.stat(segment.path_of(directory, base)).st_size if is_last else None
+    with index.Index(directory, base, end_position=end_position) as known:
         position = known.before_offset(offset).position
     with open(segment.path_of(directory, base), "rb") as file:
         file.seek(position)

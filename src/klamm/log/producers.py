@@ -88,10 +88,10 @@ def store(directory: str, offset: int, producers: list[ProducerState] | bytes) -
     files.replace(segment.path_of(directory, offset, SUFFIX), sealed.seal(_MAGIC, _VERSION, body))
 
 
-def load_latest(directory: str, upto: int) -> tuple[int, list[ProducerState]] | None:
+def load_latest(directory: str, end_offset: int) -> tuple[int, list[ProducerState]] | None:
     """Return the latest valid snapshot at or before an offset."""
     for offset in reversed(segment.bases(directory, SUFFIX)):
-        if offset <= upto:
+        if offset <= end_offset:
             path = segment.path_of(directory, offset, SUFFIX)
             found = parse(files.read(path), path=path)
             if not isinstance(found, Lack):

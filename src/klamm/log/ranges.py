@@ -316,7 +316,7 @@ class Ranges:
         return Range(file, file_position.position, end - file_position.position, file_position.base, following)
 
     def _index(self, file: SegmentFile, base: int, active_end: int | None, may_block: bool) -> Index:
-        """Return the index of an open segment. `active_end`: see Index, `upto`."""
+        """Return the index of an open segment. `active_end`: see Index, `end_position`."""
         index = file.index
         if index is not None:
             if not may_block and not CAN_TELL:
@@ -324,7 +324,7 @@ class Ranges:
             return index
         if not may_block:
             raise WouldBlock
-        index = Index(self._partition.directory, base, upto=active_end, log_fd=file.fd)
+        index = Index(self._partition.directory, base, end_position=active_end, log_fd=file.fd)
         if index.is_valid:
             file.index = index
         return index

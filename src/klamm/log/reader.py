@@ -226,7 +226,7 @@ class Reader:
     def _enter(self, now: Snapshot) -> bool:
         """Open the segment that holds `offset` and go to its batch. False: look at the head again."""
         partition = self.partition
-        partition.refuse_deleted()
+        partition.check_not_deleted()
         if self._base >= 0:
             try:
                 self._fd = _os.open_file(segment.path_of(partition.directory, self._base), os.O_RDONLY)
@@ -254,10 +254,10 @@ class Reader:
         self._base, self._position, self._expected = base, 0, base
         if base == self.offset:
             return True
-        upto = now.position if base == now.active_base else None
-        with Index(partition.directory, base, upto=upto, log_fd=self._fd) as index:
+        end_position = now.position if base == now.active_base else None
+        with Index(partition.directory, base, end_position=end_position, log_fd=self._fd) as index:
             entry = index.before_offset(self.offset)
-        if upto is None and not index.is_valid:
+        if end_position is None and not index.is_valid:
             partition.miss_index()
         if entry.position and self._starts_at(entry.position, entry.offset):
             self._position, self._expected = entry.position, entry.offset
@@ -295,7 +295,7 @@ class Reader:
         later = [base for base in partition.bases() if base > self._base]
         following = min(later, default=now.active_base)
         if following != self._expected and partition.contiguous and partition.snapshot().log_start <= self.offset:
-            partition.refuse_deleted()
+            partition.check_not_deleted()
             raise cleaner_checkpoint.gap(partition.directory, self._expected, following)
         self.close()
         self._base = -1

@@ -360,7 +360,7 @@ def _read_on(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
         if base != known.base and not good.offset <= base <= max(good.offset, 0 if good.is_zero_ended else gaps_below):
             return good, later[number:]
         limit = known.position if base == known.base else 0
-        with index.Index(directory, base, upto=limit) as old:  # below the point all is as it was
+        with index.Index(directory, base, end_position=limit) as old:  # below the point all is as it was
             start, keep = old.before_position(limit)
         scanned = scan_segment(
             directory,
@@ -477,8 +477,8 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
     try:
         for base in found:
             if base >= first and flushed < ends[base]:
-                upto = now.position if base == now.active_base else None
-                _Tail(directory, base, flushed, ends[base], contiguous, upto).rewrite()
+                end_position = now.position if base == now.active_base else None
+                _Tail(directory, base, flushed, ends[base], contiguous, end_position).rewrite()
         if found:
             segment.sync_names(directory)
     except OSError as error:
@@ -493,12 +493,12 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
 
 
 class _Tail:
-    """The part of a segment with offsets in [flushed, end). `upto`: where it ends, if it is the active one."""
+    """The part of a segment with offsets in [flushed, end). `end_position`: where it ends, if it is the active one."""
 
     def __init__(
-        self, directory: str, base: int, flushed: int, end: int, contiguous: bool, upto: int | None = None
+        self, directory: str, base: int, flushed: int, end: int, contiguous: bool, end_position: int | None = None
     ) -> None:
-        self.upto = upto
+        self.end_position = end_position
         self.path = segment.path_of(directory, base)
         self.temp_path = self.path + _UNSYNCED
         self.first = max(base, flushed)
@@ -508,7 +508,7 @@ class _Tail:
 
     def _find(self, directory: str, base: int, offset: int) -> int:
         """Return where the batch with that base offset starts; all before it is on disk."""
-        with index.Index(directory, base, upto=self.upto) as known:
+        with index.Index(directory, base, end_position=self.end_position) as known:
             start = known.before_offset(offset)
         following, position = start.offset, start.position
         fd = _os.open_file(self.path, os.O_RDONLY)
@@ -526,7 +526,7 @@ class _Tail:
         """Set it aside, cut it off, write it again."""
         fd = _os.open_file(self.path, os.O_RDWR)
         try:
-            size = os.fstat(fd).st_size if self.upto is None else self.upto
+            size = os.fstat(fd).st_size if self.end_position is None else self.end_position
             try:
                 self._copy(fd, self.position, size, None)
             except CorruptBatch:

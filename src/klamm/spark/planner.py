@@ -92,14 +92,14 @@ class Planner:
         return found
 
     def _readable(self, ends: Ends) -> int:
-        upto = ends.stable if self._options.committed else ends.end
-        return min(upto, ends.flushed) if self.core.read_only else upto
+        end_offset = ends.stable if self._options.committed else ends.end
+        return min(end_offset, ends.flushed) if self.core.read_only else end_offset
 
-    def _secured(self, partition: Partition, upto: int) -> int:
+    def _secured(self, partition: Partition, end_offset: int) -> int:
         """Return the offset, when everything below it is on disk (PLN1)."""
-        if not self.core.read_only and partition.ends().flushed < upto:
-            partition.sync(upto)
-        return upto
+        if not self.core.read_only and partition.ends().flushed < end_offset:
+            partition.sync(end_offset)
+        return end_offset
 
     def _since(self, partition: Partition, timestamp_ms: int) -> int | None:
         """Return the first offset whose record has at least this timestamp."""
@@ -263,38 +263,38 @@ class Planner:
         self._check_start(start, self.tps(strict=False))
 
     def _check_start(self, start: StreamOffsets, here: Mapping[TopicIdPartition, Partition]) -> None:
-        self._refuse_other_source(start)
+        self._check_source(start)
         self._look_for_gone(start, here)
 
     def between(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         """Return what a micro-batch reads."""
-        self._refuse_other_source(end)
+        self._check_source(end)
         here = self.tps(strict=False)
         ranges = []
         # The first micro-batch, maybe once more: `start` is what is initial by now.
         if end.origin is not None and start.origin is None:
             start = StreamOffsets(end.store_id, end.origin)
-        for tp, upto in end:
+        for tp, end_offset in end:
             begin = start.get(tp) or 0
-            if begin == upto and start.epoch(tp) == end.epoch(tp):
+            if begin == end_offset and start.epoch(tp) == end.epoch(tp):
                 continue
             try:
                 partition = here.get(tp) or self._unsubscribed(tp)
                 here[tp] = partition
                 begin = self._resumed(tp, partition, start)
-                upto = self._resumed(tp, partition, end)
+                end_offset = self._resumed(tp, partition, end)
                 ends = partition.ends()
             except UnknownTopic:
-                if begin < upto:
-                    self.lose(_deleted(f"{tp}: offsets {begin} to {upto - 1}: the topic was deleted"))
+                if begin < end_offset:
+                    self.lose(_deleted(f"{tp}: offsets {begin} to {end_offset - 1}: the topic was deleted"))
                 continue
-            if upto > ends.end:
-                self.lose(beyond_end_error(tp, upto, ends))
-                upto = ends.end
-            if begin < upto:
+            if end_offset > ends.end:
+                self.lose(beyond_end_error(tp, end_offset, ends))
+                end_offset = ends.end
+            if begin < end_offset:
                 begin = self._first_left(tp, begin, ends)
-            if begin < upto:
-                ranges.append(Range(tp, begin, upto))
+            if begin < end_offset:
+                ranges.append(Range(tp, begin, end_offset))
         return self._split(ranges, here)
 
     def _unsubscribed(self, tp: TopicIdPartition) -> Partition:
@@ -304,7 +304,7 @@ class Planner:
             raise UnknownTopic(str(tp))
         return opened.partition(tp.partition)
 
-    def _refuse_other_source(self, offsets: StreamOffsets) -> None:
+    def _check_source(self, offsets: StreamOffsets) -> None:
         if not self.core.is_in_place():  # what it has open is not written to any more
             raise NotAStore(
                 f"{self._options.path}: the store was replaced, or moved away, while the query ran",

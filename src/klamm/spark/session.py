@@ -198,7 +198,7 @@ def _pyspark() -> Any:
         import pyspark.sql
     except ImportError:
         raise NotInstalled.package("pyspark", "'klamm[spark]'") from None
-    from klamm.spark.source import refuse_old_spark
+    from klamm.spark.source import check_spark_version
 
-    refuse_old_spark(pyspark.__version__)
+    check_spark_version(pyspark.__version__)
     return pyspark

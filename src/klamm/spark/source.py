@@ -91,7 +91,7 @@ def plain_errors() -> Iterator[None]:
         freeze_modules()
 
 
-def refuse_old_spark(version: str = spark_version) -> None:
+def check_spark_version(version: str = spark_version) -> None:
     found = tuple(int(part) for part in version.split(".")[:2])
     if found < _OLDEST:
         raise KlammError(
@@ -113,7 +113,7 @@ class KlammSource(DataSource):
     def schema(self) -> StructType:
         """Return the schema for reading. Store and topics are checked here already: it is Spark's first call."""
         with plain_errors():
-            refuse_old_spark()
+            check_spark_version()
             pyarrow()
             given = self._given()
             options = ReadOptions.parse(given, streaming=None)
@@ -137,12 +137,12 @@ class KlammSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_errors():
-            refuse_old_spark()
+            check_spark_version()
             return BatchReader(schema, ReadOptions.parse(self._given(schema), streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         with plain_errors():
-            refuse_old_spark()
+            check_spark_version()
             from klamm.spark.stream import FailedStreamReader, StreamReader
 
             try:
@@ -154,14 +154,14 @@ class KlammSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with plain_errors():
-            refuse_old_spark()
+            check_spark_version()
             from klamm.spark.sink import BatchWriter
 
             return BatchWriter(schema, self._given(schema), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         with plain_errors():
-            refuse_old_spark()
+            check_spark_version()
             from klamm.spark.sink import StreamWriter
 
             return StreamWriter(schema, self._given(schema), overwrite)

@@ -88,11 +88,11 @@ def remove_job(directory: str) -> None:
     _log.warning("%s: cannot be removed; maintenance tries again later", directory)
 
 
-def remove_of(directory: str, writer: str, upto: int) -> None:
+def remove_of(directory: str, writer: str, last_batch: int) -> None:
     """Remove what attempts of these batches have left, those that lost and those of killed drivers."""
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         found = StagedName.parse(name)
-        if found is not None and found.writer == writer and found.batch <= upto:
+        if found is not None and found.writer == writer and found.batch <= last_batch:
             remove_file(f"{directory}/{name}")
 
 

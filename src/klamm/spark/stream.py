@@ -145,7 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least, last_s = self._options.min_offsets, self._triggered_s
         if least is None or last_s is None or self._target is not None:
             return False
-        count = sum(upto - (begin.get(tp) or 0) for tp, upto in end)
+        count = sum(end_offset - (begin.get(tp) or 0) for tp, end_offset in end)
         return count < least and time.monotonic() - last_s < self._options.trigger_delay_s
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -163,12 +163,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
             planner = self._opened()
-            begin, upto = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
+            begin, end_offset = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if not HAS_READ_LIMITS:
                 planner.check_start(begin)
                 if begin != self._initial:
-                    upto = replace(upto, origin=None)
-            ranges = planner.between(begin, upto)
+                    end_offset = replace(end_offset, origin=None)
+            ranges = planner.between(begin, end_offset)
             return tasks_for(self._options, planner.store_id, ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ class _Progress:
         self._core = core
         self._group = group
         self._recorded: StreamOffsets | None = None
-        core.catalog.database.refuse_read_only()
+        core.catalog.database.check_writable()
         self._put([])
 
     def note(self, offsets: StreamOffsets) -> None:
@@ -259,6 +259,6 @@ class _Progress:
         now_ms = time.time_ns() // 1_000_000
         with database.db_lock(), database.transaction(durable=False) as execute:
             group = self._core.groups.claim(execute, self._group)
-            self._core.groups.refuse_embedded(group)
+            self._core.groups.check_not_embedded(group)
             for row in rows:
                 put_offset(execute, group.number, row, now_ms)

@@ -67,7 +67,7 @@ class _Snapshot(NamedTuple):
 def backup(core: Core, destination: str, *, progress: Progress | None = None) -> Copied:
     """Copy the store into `destination`, a directory that is empty or not there yet."""
     destination = os.path.abspath(os.fspath(destination))
-    _refuse(core.path, destination)
+    _check_destination(core.path, destination)
     made = not os.path.exists(destination)
     os.makedirs(destination, mode=0o700, exist_ok=True)
     copy_on_write.try_to_avoid(destination)
@@ -84,7 +84,7 @@ def backup(core: Core, destination: str, *, progress: Progress | None = None) ->
         raise
 
 
-def _refuse(store: str, destination: str) -> None:
+def _check_destination(store: str, destination: str) -> None:
     if os.path.exists(destination) and (not os.path.isdir(destination) or os.listdir(destination)):
         raise StoreError(f"{destination}: already exists, and is not an empty directory", hint="choose a new one")
     inside, outside = os.path.realpath(destination), os.path.realpath(store)
@@ -118,7 +118,7 @@ def _fill(core: Core, destination: str, progress: Progress | None) -> Copied:
                 size += _copy_partition(partition, now, target, writable=core.lock is not None, on_progress=on_progress)
             except (CorruptBatch, OSError, UnknownTopic):
                 if not partition.log.flags & head.DELETED:
-                    _refuse_overtaken(partition.directory, now)
+                    _check_not_overtaken(partition.directory, now)
                     raise
                 gone[topic.id] = topic
     _drop(destination, gone)
@@ -247,7 +247,7 @@ def _finish_segment(partition: Partition, target: str, base: int, size: int, end
 def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
     """Copy the cleaner checkpoint, after the segments: it is written before the first record is removed."""
     if cleaner_checkpoint.exists(source):
-        _refuse_overtaken(source, now)
+        _check_not_overtaken(source, now)
         known = cleaner_checkpoint.load(source)
         if known.gaps_below == cleaner_checkpoint.EVERYWHERE:
             path = cleaner_checkpoint.path_of(source)
@@ -257,7 +257,7 @@ def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
         cleaner_checkpoint.store(target, known)
 
 
-def _refuse_overtaken(source: str, now: head.Snapshot) -> None:
+def _check_not_overtaken(source: str, now: head.Snapshot) -> None:
     """Raise if a compaction has reached what was the active segment: else that is as it was."""
     if now.active_base < cleaner_checkpoint.load(source).gaps_below < cleaner_checkpoint.EVERYWHERE:
         raise _Overtaken

@@ -114,7 +114,7 @@ class Catalog:
             if self.format_version < FORMAT_VERSION:
                 self._upgrade(before_upgrade)
             with self.database.reading() as execute:
-                self._refuse_unknown_features(str(self.meta(execute, "features")))
+                self._check_features(str(self.meta(execute, "features")))
                 self.store_id = str(self.meta(execute, "store_id"))
         except BaseException:
             self.database.close()
@@ -139,12 +139,12 @@ class Catalog:
         )
         return cls(path, db_lock)
 
-    def _refuse_unknown_features(self, text: str) -> None:
+    def _check_features(self, text: str) -> None:
         try:
             found = Features.parse(text)
         except ValueError as error:
             raise NotAStore(f"{self.path}: is damaged: features: {error}", hint=REBUILD) from None
-        found.refuse_unknown(self.path, read_only=self.database.read_only)
+        found.check_known(self.path, read_only=self.database.read_only)
 
     def _upgrade(self, before: Callable[[], None]) -> None:
         """Upgrade from an older format, unless another process was faster."""
@@ -213,11 +213,11 @@ class Catalog:
         self, name: str, partitions: int, settings: Mapping[str, Value] | Settings, *, internal: bool = False
     ) -> Settings:
         """Return the settings that a new topic would have, or raise what prevents it. Nothing is written."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         validate(name, internal=internal)
         _check_count(name, partitions)
         with self.database.reading() as execute:
-            self._refuse_taken(execute, name)
+            self._check_name_is_free(execute, name)
         return settings if isinstance(settings, Settings) else Settings.of(settings, where=name)
 
     def create_topic(
@@ -234,7 +234,7 @@ class Catalog:
         topic_id = TopicId(os.urandom(16).hex())
         with self.database.db_lock():
             with self.database.reading() as execute:
-                self._refuse_taken(execute, name)
+                self._check_name_is_free(execute, name)
                 wanted = self._next_slots(execute, name, partitions)
                 settings = self.read_settings(execute).apply(settings)
             slots = prepare(wanted, topic_id, 0)
@@ -248,11 +248,11 @@ class Catalog:
 
     def adopt_topic(self, name: str, topic_id: TopicId, slots: Sequence[int | None], settings: Settings) -> Topic:
         """Put back a topic whose directory is there. A slot that is None gets a number; the caller lays it out."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         validate(name, internal=True)
         with self.database.db_lock():
             with self.database.reading() as execute:
-                self._refuse_taken(execute, name)
+                self._check_name_is_free(execute, name)
                 fresh = itertools.count(self._next_slots(execute, name, len(slots)).fresh)
             numbers = tuple(next(fresh) if slot is None else slot for slot in slots)
             topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
@@ -269,7 +269,7 @@ class Catalog:
 
     def skip_numbers(self, next_slot: int) -> None:
         """Skip slots below `next_slot`, and producer ids that an older klamm.db may have assigned."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         with self.database.db_lock(), self.database.transaction() as execute:
             changes = self.count_change(execute)
             self.set_meta(execute, "next_slot", max(next_slot, int(self.meta(execute, "next_slot"))))
@@ -280,7 +280,7 @@ class Catalog:
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
         """Grow the topic to `total` partitions. Keys may then map to other partitions than before."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         _check_count(name, total)
         with self.database.db_lock():
             old = self.topic(name)
@@ -302,7 +302,7 @@ class Catalog:
 
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
         """Change some settings, put others back to their defaults, leave the rest."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         with self.database.db_lock():
             old = self.topic(name)
             with self.database.transaction() as execute:
@@ -318,7 +318,7 @@ class Catalog:
 
         With `topic_id`, one that was deleted and re-created meanwhile is left alone.
         """
-        self.database.refuse_read_only()
+        self.database.check_writable()
         with self.database.db_lock():
             topic = self.topic(name)
             if topic_id is not None and topic.id != topic_id:
@@ -376,7 +376,7 @@ class Catalog:
 
     def allocate_producer_id(self) -> int:
         """Return a producer id that no producer of this store had or will have."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         owner, block = self._producer_ids
         if owner == os.getpid():  # else: it is a parent's
             for number in block:
@@ -431,7 +431,7 @@ class Catalog:
 
     def alter(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
         """Change settings of the store itself."""
-        self.database.refuse_read_only()
+        self.database.check_writable()
         with self.database.db_lock(), self.database.transaction() as execute:
             settings = self.read_settings(execute).changed(changes, resets)
             count = self.count_change(execute)
@@ -520,7 +520,7 @@ class Catalog:
             code=None if near else "unknown_topic",
         )
 
-    def _refuse_taken(self, execute: Execute, name: str) -> None:
+    def _check_name_is_free(self, execute: Execute, name: str) -> None:
         taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
         if taken is not None and taken[0] == name:
             raise TopicExists(

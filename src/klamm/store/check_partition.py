@@ -518,8 +518,8 @@ class _Entries:
         if len(header) < index.HEADER_SIZE or header[-4:] != crc32c(header[:-4]).to_bytes(4, "little"):
             self._lies(0, "the checksum of its header is wrong")
             return
-        upto = None if counted is None else os.stat(segment.path_of(directory, base)).st_size
-        with Index(directory, base, upto=upto) as found:
+        end_position = None if counted is None else os.stat(segment.path_of(directory, base)).st_size
+        with Index(directory, base, end_position=end_position) as found:
             for number in range(found.count if counted is None else min(found.count, counted)):
                 entry = found.entry(number)
                 at = index.HEADER_SIZE + number * index.ENTRY_SIZE

@@ -138,8 +138,8 @@ class Database:
 
         Not `durable`: a power cut may undo it, with everything that was written after it; a killed process does not.
         """
-        self.refuse_read_only()
-        self._refuse_replaced()
+        self.check_writable()
+        self._check_not_replaced()
         return Section(self, writes=True, durable=durable)
 
     def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
@@ -148,11 +148,11 @@ class Database:
         A row that `update` does not find is `insert`ed; False if that changes nothing, either.
         """
         if self.read_only:
-            self.refuse_read_only()
+            self.check_writable()
         if len(rows) != 1:
             return self._put_many(update, insert, rows, durable)
         if _os.inode_of(self._name) != self._inode:
-            self._refuse_replaced()
+            self._check_not_replaced()
         (row,) = rows
         with self.db_lock(), self._mutex:  # a statement alone is a transaction of its own
             try:
@@ -200,11 +200,11 @@ class Database:
             connection = self._connect()
             return self._connections, int(connection.execute("PRAGMA data_version").fetchone()[0])
 
-    def refuse_read_only(self) -> None:
+    def check_writable(self) -> None:
         if self.read_only:
             raise ReadOnly(f"{self.path}: the store was opened for reading only")
 
-    def _refuse_replaced(self) -> None:
+    def _check_not_replaced(self) -> None:
         """Raise if the file was replaced: writes to an unlinked file are lost with the last process that has it."""
         if _os.inode_of(self._name) != self._inode:
             raise NotAStore(
@@ -285,7 +285,7 @@ class Database:
                     connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
                 self._durable = True
                 if self._connections and not self.read_only:  # opened again, after a fork
-                    self._refuse_replaced()
+                    self._check_not_replaced()
             except BaseException:
                 connection.close()
                 raise

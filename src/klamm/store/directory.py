@@ -192,7 +192,7 @@ class Core:
             self.presence.be_alone("`heads` is damaged")
             self.heads.initialise()
         self.presence.check_lock_files(self.heads)
-        upgrade.refuse_newer(self.heads, read_only=False)
+        upgrade.check_not_newer(self.heads, read_only=False)
         if self.heads.format < head.FORMAT:
             self.presence.be_alone(upgrade.WHY)
         self.lock.record_in(self.heads)
@@ -261,8 +261,8 @@ class Core:
             raise NotAStore(f"{self.path}/heads: is empty", hint="open the store for writing once, to recover it")
         sane = self.heads.is_sane()
         if sane:
-            upgrade.refuse_newer(self.heads, read_only=True)
-            upgrade.refuse_older(self.heads)
+            upgrade.check_not_newer(self.heads, read_only=True)
+            upgrade.check_not_older(self.heads)
         trusted = sane and self.heads.is_trusted(boot_id())
         if not trusted:
             self.heads = head.Heads(f"{self.files}/heads", writable=False, private=True, root=self.root)

@@ -44,7 +44,7 @@ class Features(NamedTuple):
     def __str__(self) -> str:
         return " ".join(str(each) for each in self)
 
-    def refuse_unknown(self, path: str, *, read_only: bool) -> None:
+    def check_known(self, path: str, *, read_only: bool) -> None:
         """Raise NewerFormat if this Klamm may not open what has these features."""
         unknown = self.incompatible & ~KNOWN.incompatible
         if unknown:

@@ -29,7 +29,7 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> 
     presence = core.presence
     if not os.path.exists(database) or not os.path.getsize(database):
         return None
-    _refuse_replaced(core, database)
+    _check_not_replaced(core, database)
     try:
         catalog = Catalog(database, db_lock, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
     except Unfinished:
@@ -48,7 +48,7 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> 
     return None
 
 
-def _refuse_replaced(core: Core, database: str) -> None:
+def _check_not_replaced(core: Core, database: str) -> None:
     """Raise if klamm.db is another file than before. Other processes, and its WAL, belong to the old one."""
     assert core.presence is not None
     known, inode = core.heads.database_inode, os.stat(database).st_ino

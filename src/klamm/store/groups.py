@@ -368,15 +368,15 @@ class Groups:
 
     def delete(self, name: str) -> None:
         """Forget a group that has no members, and its offsets."""
-        self._database.refuse_read_only()
+        self._database.check_writable()
         with self._hinting(name), self._database.db_lock(), self._database.transaction() as execute:
             group = self.existing(execute, checked_name(name))
-            self.refuse_live(group)
+            self.check_not_live(group)
             delete_group(execute, group)
 
-    def refuse_live(self, group: Group) -> None:
+    def check_not_live(self, group: Group) -> None:
         """Raise GroupBusy if the group has members, at any door. Called under the klamm.db lock."""
-        self.refuse_embedded(group)
+        self.check_not_embedded(group)
         if group.door == "kafka" and self._sits_at_server(group):
             raise GroupBusy(
                 f"group {group.name!r}: the group is not empty: it has members at the Kafka server of this store",
@@ -386,7 +386,7 @@ class Groups:
     def _sits_at_server(self, group: Group) -> bool:
         return bool(self._locks().held(group_lock_base(group.number) + DOOR))
 
-    def refuse_embedded(self, group: Group) -> None:
+    def check_not_embedded(self, group: Group) -> None:
         """Raise GroupBusy if processes that have the store open are members. Called under the klamm.db lock."""
         live = self.live_member_indexes(group.number)
         if live:

@@ -152,7 +152,7 @@ class Transactions:
         free.
         """
         core = self._core
-        core.catalog.database.refuse_read_only()
+        core.catalog.database.check_writable()
         made = Identity(core.catalog.allocate_producer_id(), name)
         assert core.members is not None
         made.held = HeldBytes(core.members)

@@ -28,7 +28,7 @@ from klamm.log import head
 from klamm.store import database, features
 from klamm.store.features import Features
 
-__all__ = ["WHY", "Formats", "finish", "formats_of", "refuse_newer", "refuse_older"]
+__all__ = ["WHY", "Formats", "check_not_newer", "check_not_older", "finish", "formats_of"]
 
 _OLD_INDEX = struct.Struct("<8sQqII")  # magic, inode, base, version, CRC
 _RENAMED = {"cleaned": "cleaner-checkpoint", ".healing": ".unsynced"}  # a whole name, or the end of one
@@ -51,13 +51,13 @@ def formats_of(path: str) -> Formats:
     with suppress(FileNotFoundError):  # then it is re-created
         heads = head.Heads(f"{path}/heads", writable=False)
         if heads.is_sane():
-            refuse_newer(heads, read_only=True)
+            check_not_newer(heads, read_only=True)
             number = heads.format
     with closing(database.Database(f"{path}/klamm.db", nullcontext, read_only=True)) as catalog:
         return Formats(int(catalog.read("PRAGMA user_version")[0][0]), number)
 
 
-def refuse_newer(heads: head.Heads, *, read_only: bool) -> None:
+def check_not_newer(heads: head.Heads, *, read_only: bool) -> None:
     """Raise NewerFormat if a newer Klamm wrote `heads` in a way that this one may not touch."""
     if heads.format > head.FORMAT:
         raise NewerFormat(
@@ -65,10 +65,10 @@ def refuse_newer(heads: head.Heads, *, read_only: bool) -> None:
             hint="open it with a newer Klamm",
         )
     if heads.format == head.FORMAT:
-        Features(*heads.features).refuse_unknown(heads.path, read_only=read_only)
+        Features(*heads.features).check_known(heads.path, read_only=read_only)
 
 
-def refuse_older(heads: head.Heads) -> None:
+def check_not_older(heads: head.Heads) -> None:
     """Raise if the store has an older format, for a process that may not write."""
     if heads.format < head.FORMAT:
         raise StoreError(

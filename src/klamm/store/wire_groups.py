@@ -102,7 +102,7 @@ class WireGroups:
             for name in names:
                 try:
                     group = self._groups.existing(execute, name)
-                    self._groups.refuse_embedded(group)
+                    self._groups.check_not_embedded(group)
                     delete_group(execute, group)
                     outcomes.append(None)
                 except KlammError as error:
@@ -215,7 +215,7 @@ class WireGroups:
             group = self._groups.look_up(execute, name)
             if group is None:
                 return self._groups.create(execute, name, "klamm")
-            self._groups.refuse_embedded(group)
+            self._groups.check_not_embedded(group)
         except KlammError as error:
             return error
         return group
@@ -224,7 +224,7 @@ class WireGroups:
         """Delete the committed offsets there. Raise GroupBusy if processes that have the store open are members."""
         with self._database.db_lock(), self._database.transaction() as execute:
             group = self._groups.existing(execute, name)
-            self._groups.refuse_embedded(group)
+            self._groups.check_not_embedded(group)
             for key in keys:
                 execute(
                     "DELETE FROM offsets WHERE group_number = ? AND topic_id = ? AND partition = ?",

@@ -347,9 +347,9 @@ def test_partitions_of_one_transaction_are_synced_at_once(
     barrier = threading.Barrier(3)
     original = Partition.sync
 
-    def sync(self: Partition, upto: int) -> None:
+    def sync(self: Partition, end_offset: int) -> None:
         barrier.wait(PATIENCE)
-        original(self, upto)
+        original(self, end_offset)
 
     assert older.send(0, 1, 2) is NONE
     monkeypatch.setattr(Partition, "sync", sync)

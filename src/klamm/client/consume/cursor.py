@@ -138,14 +138,14 @@ class Cursor:
             try:
                 data = reader.read(self._read_bytes)
             except OffsetOutOfRange as error:
-                self._refuse_deleted()
+                self._check_not_deleted()
                 if reset not in ("earliest", "latest"):
                     error.hint = _EXPIRED
                     raise
                 self.seek(Position(error.start if reset == "earliest" else error.end))
                 continue
             except (CorruptBatch, FileNotFoundError):
-                self._refuse_deleted()
+                self._check_not_deleted()
                 raise
             if not data:
                 self._skip_to(reader.offset)
@@ -181,7 +181,7 @@ class Cursor:
             skipped = Position(offset, position.leader_epoch)
             self.handed = Records(self.name, skipped, skipped)
 
-    def _refuse_deleted(self) -> None:
+    def _check_not_deleted(self) -> None:
         if self.log.flags & head.DELETED:
             raise UnknownTopic(f"{self.name.topic}: the topic was deleted")
 

@@ -275,7 +275,7 @@ class Commits:
     def _entry(self, tp: TopicPartition, position: Position, begin: int | None) -> _Entry:
         return _Entry(position, begin, self._epochs.get(tp))
 
-    def _refuse_former(self, entries: dict[TopicPartition, _Entry]) -> None:
+    def _check_epochs(self, entries: dict[TopicPartition, _Entry]) -> None:
         """Raise NotOwner for entries from before a partition was lost and came back. Called under the mutex."""
         for tp, entry in entries.items():
             if entry.epoch is not None and self._epochs.get(tp) is not entry.epoch:
@@ -291,8 +291,8 @@ class Commits:
             self._write_elsewhere(entries)
         else:
             with member.mutex:
-                refuse_others(member, entries)
-                self._refuse_former(entries)
+                check_ownership(member, entries)
+                self._check_epochs(entries)
                 if self._offsets is not None:
                     self._write_elsewhere(entries)
                 else:
@@ -346,7 +346,7 @@ class PendingCommit:
     pending_commit.add(batch)                                       # CommitGap if it does not follow; nothing has
                                                                     changed yet
     with pending_commit.member.mutex, gate, database.transaction() as execute:
-        pending_commit.refuse_others()                              # NotOwner
+        pending_commit.check_ownership()                              # NotOwner
         put_offsets(execute, pending_commit.member.group_number, pending_commit.rows(), expect=pending_commit.expect())
     pending_commit.done()                                           # or session.rewind(), after an abort
     """
@@ -366,8 +366,8 @@ class PendingCommit:
     def add(self, what: What = None) -> None:
         """Add a batch, or (None) everything that was returned."""
         for tp, entry in self._commits._entries(what).items():
-            refuse_others(self.member, [tp])
-            self._commits._refuse_former({tp: entry})
+            check_ownership(self.member, [tp])
+            self._commits._check_epochs({tp: entry})
             begin = entry.begin
             due = self._ends[tp].position.offset if tp in self._ends else self._commits.since.get(tp)
             if what is not None and begin != due:
@@ -381,10 +381,10 @@ class PendingCommit:
             self._begins.setdefault(tp, self._commits.since.get(tp, entry.position.offset))
             self._ends[tp] = entry
 
-    def refuse_others(self) -> None:
+    def check_ownership(self) -> None:
         """Raise NotOwner if this member owns a partition no longer. Called under the member's mutex."""
-        refuse_others(self.member, self._ends)
-        self._commits._refuse_former(self._ends)
+        check_ownership(self.member, self._ends)
+        self._commits._check_epochs(self._ends)
 
     def rows(self) -> list[OffsetRow]:
         """Return the offsets as rows. Called under the member's mutex."""
@@ -408,7 +408,7 @@ class PendingCommit:
         self._commits.complete({tp: entry.position.offset for tp, entry in self._ends.items()})
 
 
-def refuse_others(member: Member, tps: Iterable[TopicPartition]) -> None:
+def check_ownership(member: Member, tps: Iterable[TopicPartition]) -> None:
     for topic, number in tps:
         if not member.owns(topic, number):
             raise NotOwner(

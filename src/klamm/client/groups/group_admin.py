@@ -167,7 +167,7 @@ class Groups:
         with database.db_lock(), database.transaction() as execute:
             for name, each in rows.items():
                 group = core.groups.claim(execute, checked_name(name))
-                core.groups.refuse_live(group)
+                core.groups.check_not_live(group)
                 try:
                     put_offsets(execute, group.number, each, expect=expect[name])
                 except CommitGap as error:
@@ -221,7 +221,7 @@ class Groups:
         database = core.catalog.database
         with database.db_lock(), database.transaction() as execute:
             group = core.groups.claim(execute, wanted)
-            core.groups.refuse_live(group)
+            core.groups.check_not_live(group)
             put_offsets(execute, group.number, rows)
 
 

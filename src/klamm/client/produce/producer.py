@@ -446,7 +446,7 @@ class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Cor
         Raises what went wrong with a batch, if that was not told yet. Not for callbacks of deliveries.
         """
         self._check_usable()
-        self._refuse_in_callback("flush()")
+        self._check_not_in_callback("flush()")
         timeout_s = to_timeout("timeout", timeout)
         with self._mutex:
             self._take_all()
@@ -470,7 +470,7 @@ class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Cor
         """
         if self._forked:
             return  # in a forked child, what was sent is the parent's to deliver
-        self._refuse_in_callback("close()")
+        self._check_not_in_callback("close()")
         timeout_s = to_timeout("timeout", timeout)
         try:
             with self._mutex:
@@ -485,7 +485,7 @@ class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Cor
             if self._thread is not None:
                 self._thread.join(timeout_s)
 
-    def _refuse_in_callback(self, call: str) -> None:
+    def _check_not_in_callback(self, call: str) -> None:
         """Refuse to wait for deliveries in a thread that delivers."""
         if self._sender.is_in_callback():
             raise StoreError(

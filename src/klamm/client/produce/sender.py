@@ -235,11 +235,11 @@ class Sender:
 
     def sync(self, batches: list[_Unsynced]) -> dict[Partition, Exception]:
         """Sync every partition that `batches` are in; what failed. Without the mutex."""
-        upto: dict[Partition, int] = {}
+        end_offset: dict[Partition, int] = {}
         for each in batches:
-            upto[each.partition] = max(each.next_offset, upto.get(each.partition, 0))
+            end_offset[each.partition] = max(each.next_offset, end_offset.get(each.partition, 0))
         failed: dict[Partition, Exception] = {}
-        for partition, offset in upto.items():
+        for partition, offset in end_offset.items():
             try:
                 partition.sync(offset)
             except Exception as error:  # noqa: BLE001  # told by the delivery and the next send

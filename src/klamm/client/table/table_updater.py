@@ -107,7 +107,7 @@ class TableUpdater:
             data = reader.read(_CHUNK_BYTES)
             found = decode(data, form=TUPLES, from_offset=begin) if data else []
         except OffsetOutOfRange as error:
-            partition.refuse_deleted()
+            partition.check_not_deleted()
             if has_some:
                 raise TableDiverged from None
             progress.close()
@@ -115,7 +115,7 @@ class TableUpdater:
             return
         except (CorruptBatch, FileNotFoundError):
             progress.close()
-            partition.refuse_deleted()
+            partition.check_not_deleted()
             raise
         if len(self.partitions) > _MAX_OPEN:
             reader.close()  # it keeps its place

@@ -216,16 +216,16 @@ async def _alter_store(
 
 def _replacing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
     """Return the changes that set what is given, and reset all else to its default."""
-    _refuse_twice(resource.configs)
+    _check_distinct(resource.configs)
     for each in resource.configs:
-        _refuse_null(each)
+        _check_value(each)
     changes = {each.name: each.value for each in resource.configs}
     return changes, [name for name in settings.to_dict() if name not in changes]
 
 
 def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
     """Return the changes that set or reset what is named, or add words to it or remove some."""
-    _refuse_twice(resource.configs)
+    _check_distinct(resource.configs)
     changes: dict[str, str] = {}
     resets: list[str] = []
     for each in resource.configs:
@@ -234,7 +234,7 @@ def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
             if each.name in SETTINGS or each.name in STORE_SETTINGS or each.name in STATIC_NAMES:
                 resets.append(each.name)
             continue
-        _refuse_null(each)
+        _check_value(each)
         if operation == _SET:
             changes[each.name] = each.value
         elif operation not in (_APPEND, _SUBTRACT):
@@ -252,13 +252,13 @@ def _changing(resource: Struct, settings: Settings | StoreSettings) -> Changes:
     return changes, resets
 
 
-def _refuse_twice(configs: Iterable[Struct]) -> None:
+def _check_distinct(configs: Iterable[Struct]) -> None:
     for name, times in Counter(each.name for each in configs).items():
         if times > 1:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"{name}: is in the request {times} times")
 
 
-def _refuse_null(config: Struct) -> None:
+def _check_value(config: Struct) -> None:
     if config.value is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{config.name}: has no value")
 

@@ -258,7 +258,7 @@ class _ProduceRequest:
                     continue
                 seen.add(key)
                 if denied is not None and len(seen) > len(self.call.done):
-                    self._refuse_error(partition_response, denied)
+                    self._set_error(partition_response, denied)
                 elif self.acks not in (-1, 0, 1):
                     self._refuse(partition_response, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {self.acks}")
                 elif opened is None:
@@ -321,7 +321,7 @@ class _ProduceRequest:
                 self._open_first(partition_response, opened, requested.index, checked, self._copy_records(requested)),
             )
         except (ApiError, KlammError) as error:
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
         else:
             if offset is None:
                 self._put_off(
@@ -360,7 +360,7 @@ class _ProduceRequest:
                 check_and_compress, records, self.call.version, self._rules(opened)
             )
         except ApiError as error:
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
         else:
             await self._open_first(partition_response, opened, number, checked, batch)
 
@@ -374,7 +374,7 @@ class _ProduceRequest:
             else:
                 await self._append_in_order(partition_response, partition, checked, records)
         except KlammError as error:
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
 
     async def _register_first(
         self, partition_response: Any, opened: OpenTopic, number: int, checked: Checked, records: bytearray | memoryview
@@ -393,7 +393,7 @@ class _ProduceRequest:
                 self._refuse(partition_response, ErrorCode(code), "the partition is in no transaction of this producer")
                 return
         except KlammError as error:
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
             return
         await self._append_in_order(partition_response, partition, checked, records)
 
@@ -426,7 +426,7 @@ class _ProduceRequest:
             if offset is None:
                 offset = await self.broker.partition_executors.run(partition, partial(partition.append, records))
         except KlammError as error:
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
         else:
             self._appended(partition_response, partition, checked.header, offset, records)
 
@@ -457,13 +457,13 @@ class _ProduceRequest:
     def _synced(self, partition_response: Any, error: BaseException | None) -> None:
         if isinstance(error, KlammError):
             partition_response.base_offset = -1
-            self._refuse_error(partition_response, error)
+            self._set_error(partition_response, error)
         elif error is not None:
             partition_response.base_offset = -1
             self._refuse(partition_response, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
         self._one_less()
 
-    def _refuse_error(self, partition_response: Any, error: KlammError | ApiError) -> None:
+    def _set_error(self, partition_response: Any, error: KlammError | ApiError) -> None:
         code = error.code if isinstance(error, ApiError) else code_of(error)
         self._refuse(partition_response, code, error.message or None)
         if isinstance(error, InvalidRecord | BadRecords):

@@ -97,7 +97,7 @@ class Certificates:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
         try:
-            context.load_cert_chain(self._keystore, self._key or None, password=_refuse_password)
+            context.load_cert_chain(self._keystore, self._key or None, password=_raise_encrypted)
         except (OSError, ValueError) as error:
             raise InvalidSetting(
                 f"{self._keystore}: {_reason(error)}",
@@ -117,7 +117,7 @@ class Certificates:
         return context
 
 
-def _refuse_password() -> str:
+def _raise_encrypted() -> str:
     raise ValueError("the private key is encrypted")
 
 

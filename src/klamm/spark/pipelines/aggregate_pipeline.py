@@ -37,7 +37,7 @@ from klamm.spark.checkpoint import query_of, watermark_ms
 from klamm.spark.functions import F
 from klamm.spark.pipelines.dead_letters import HEADERS
 from klamm.spark.pipelines.fields import Field
-from klamm.spark.pipelines.query_runner import behind, drain, dropped, home, refuse_connect, source
+from klamm.spark.pipelines.query_runner import behind, check_not_connect, drain, dropped, home, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
     check,
@@ -106,7 +106,7 @@ def aggregate(
     found = source(store, topic)
     check_topics((topic,), to=to, dead_letters=letters)
     if table:
-        refuse_connect(spark, "aggregate with table=True")
+        check_not_connect(spark, "aggregate with table=True")
         check_table(found, to)
     told = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
     folder = home(found, f"aggregate-{topic}-{to}", checkpoint)

@@ -43,11 +43,11 @@ from klamm.spark.pipelines.query_runner import (
     Outcome,
     Source,
     behind,
+    check_not_connect,
     check_number,
     collected,
     drain,
     duration,
-    refuse_connect,
     source,
 )
 from klamm.spark.pipelines.report import Report
@@ -114,12 +114,12 @@ def archive(
     _check(spark, topic, schema, dead_letters, max_offsets, file_bytes, format)
     every = None if every is None else duration(every, "every")
     if spark is None:
-        _refuse_without_spark(to, schema, every)
+        _check_options_without_spark(to, schema, every)
     read = source(store, topic)
     claim = _claimed(read, topic, to, schema, dead_letters, format)
     with claim.alone():
         journal = Journal(claim)
-        _refuse_other_checkpoint(claim, journal)
+        _check_checkpoint(claim, journal)
         journal.recover()
         identity = _note_topic(claim, read, topic)
         total = behind(claim.checkpoint, read)
@@ -156,7 +156,7 @@ def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, claim: Pipelin
     return Report("archive", topic, claim.directory, *counts, details=details)
 
 
-def _refuse_without_spark(to: str | os.PathLike[str], schema: Any, every: str | None) -> None:
+def _check_options_without_spark(to: str | os.PathLike[str], schema: Any, every: str | None) -> None:
     known = PipelineDirectory.read(local(to))
     if schema is not None or (known is not None and known["options"].get("schema") is not None):
         raise InvalidSetting(f"{local(to)}: an archive with a schema needs Spark", hint="give a session")
@@ -176,7 +176,7 @@ def _check(
     if kind not in (None, "parquet", "delta"):
         raise InvalidSetting(f"format: {kind!r} is invalid", hint="expected parquet or delta")
     if spark is not None:
-        refuse_connect(spark, "archive")
+        check_not_connect(spark, "archive")
     check_number("max_offsets", max_offsets)
     check_number("file_bytes", file_bytes)
     if dead_letters is not None:
@@ -212,7 +212,7 @@ def _claimed(
     return read.claim("archive", to, {**options, "format": "delta"} if "delta" in (kind, was) else options)
 
 
-def _refuse_other_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
+def _check_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
     """Refuse a checkpoint that was removed, or is older or newer than the journal: records would be lost or doubled."""
     check_id(claim.checkpoint)
     done = journal.state.batch

@@ -83,7 +83,7 @@ def compact(
     with opened(local(store)) as core:
         partitions = partitions_of(core, topic)
         topic_id = core.topic(topic).topic.id
-        _refuse_keyless(core, topic_id, partitions)
+        _check_has_keys(core, topic_id, partitions)
         work = [2 * segment.bytes_in(partition.directory) for partition in partitions]
         found = []
         for number, partition in enumerate(partitions):
@@ -137,7 +137,7 @@ def _compact(
         ) from error
 
 
-def _refuse_keyless(core: Core, topic_id: TopicId, partitions: list[Partition]) -> None:
+def _check_has_keys(core: Core, topic_id: TopicId, partitions: list[Partition]) -> None:
     """Raise if all records are without a key. Some may be, of a topic that was compacted later; they stay."""
     count = 0
     where: list[str] = []

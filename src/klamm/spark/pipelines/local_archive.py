@@ -43,7 +43,7 @@ def tasks_of(store: str, topic: str, location: str, number: int, most: int) -> l
     end = _planned(location, number)
     assert end is not None
     before = _planned(location, number - 1) or end
-    offsets = sum(upto - ((before.origin or before.offsets).get(tp) or 0) for tp, upto in end)
+    offsets = sum(end_offset - ((before.origin or before.offsets).get(tp) or 0) for tp, end_offset in end)
     parts = max(1, min(most, offsets // TASK_OFFSETS))
     options = _options(store, topic, parts)
     with closing(Planner(options)) as planner:
@@ -115,7 +115,7 @@ class ArchiveHere:
                         end = replace(end, origin=begin.offsets)
                     checkpoint.write_plan(self._claim.checkpoint, number, end)
                 self._batch(planner, number, begin, end)
-                done += sum(upto - (begin.get(tp) or 0) for tp, upto in end)
+                done += sum(end_offset - (begin.get(tp) or 0) for tp, end_offset in end)
                 if progress is not None:
                     progress(min(done, total), total)
 
@@ -131,7 +131,7 @@ class ArchiveHere:
         os.makedirs(staging)
         written = write_days(_tasks(planner, self._options, begin, end), staging)
         checkpoint.sync_plan(self._claim.checkpoint, number)
-        ends = {tp.partition: upto for tp, upto in end}
+        ends = {tp.partition: end_offset for tp, end_offset in end}
         self.files += len(self._journal.commit(by_day(written), batch=number, ends=ends))
         self.rows += sum(each.rows for each in written)
         self.batches += 1

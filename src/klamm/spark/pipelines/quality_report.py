@@ -296,9 +296,9 @@ def _sizes(sums: Sums) -> dict[str, Any]:
         return {"total": 0, "min": None, "p50": None, "p95": None, "p99": None, "max": None}
     ranks = {name: share * (row["records"] - 1) for name, share in _SHARES.items()}
     wanted = {(name, whole): whole(rank) for name, rank in ranks.items() for whole in (math.floor, math.ceil)}
-    picked = [f"min(CASE WHEN upto > {rank} THEN bytes END) AS v{n}" for n, rank in enumerate(wanted.values())]
+    picked = [f"min(CASE WHEN running_count > {rank} THEN bytes END) AS v{n}" for n, rank in enumerate(wanted.values())]
     (values,) = sums.query(
-        f"SELECT {', '.join(picked)} FROM (SELECT bytes, sum(records) OVER (ORDER BY bytes) AS upto FROM "
+        f"SELECT {', '.join(picked)} FROM (SELECT bytes, sum(records) OVER (ORDER BY bytes) AS running_count FROM "
         "(SELECT bytes, sum(records) AS records FROM {sums} WHERE kind = 'size' GROUP BY bytes) AS sizes) AS counted"
     )
     found = dict(zip(wanted, (values[f"v{n}"] for n in range(len(wanted))), strict=True))

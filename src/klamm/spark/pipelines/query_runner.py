@@ -45,6 +45,7 @@ __all__ = [
     "Source",
     "behind",
     "bytes_to_read",
+    "check_not_connect",
     "check_number",
     "checkpoint",
     "collected",
@@ -53,7 +54,6 @@ __all__ = [
     "duration",
     "home",
     "plain_errors",
-    "refuse_connect",
     "source",
 ]
 
@@ -112,7 +112,7 @@ def bytes_to_read(store: str | os.PathLike[str], topic: str, archive: str | os.P
     return int(total)
 
 
-def refuse_connect(spark: SparkSession, pipeline: str) -> None:
+def check_not_connect(spark: SparkSession, pipeline: str) -> None:
     """Refuse a session of Spark Connect, for a pipeline part of which has to run in the process of the driver."""
     if is_connect(spark):
         raise InvalidSetting(

@@ -86,7 +86,7 @@ def restore(
         with opened(local(store), create=True) as core:
             target = _topic_for(core, topic, known)
             rows = _rows(spark, journal.paths())
-            _refuse_others(target, known, rows)
+            _check_earlier_run(target, known, rows)
             seen, written = _fill(spark, core, target, known, rows, progress)
             for log in target.partitions():
                 _finish(log, known)
@@ -142,7 +142,7 @@ def _rows(spark: SparkSession, paths: list[str]) -> DataFrame | None:
     return spark.read.parquet(*paths).select(*_COLUMNS) if paths else None
 
 
-def _refuse_others(opened: OpenTopic, known: _Archived, rows: DataFrame | None) -> None:
+def _check_earlier_run(opened: OpenTopic, known: _Archived, rows: DataFrame | None) -> None:
     """Raise unless what the topic has came from an earlier run: its last record is the archive's at that offset."""
     begun = {log.number: end for log in opened.partitions() if (end := log.ends().end)}
     if not begun:
