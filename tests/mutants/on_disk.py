@@ -109,9 +109,9 @@ MUTANTS = [
         "damaged bytes are taken away before they are kept",
         "store/repair.py",
         "store/repair.py",
-        "            files.sync_directory(self.directory)  # what is taken away",
+        "before the segment is replaced.\n            files.sync_directory(self.directory)\n",
         REPAIR,
-        instead="            #",
+        instead="before the segment is replaced.\n",
     ),
     _without(
         "a directory is moved into one that a power cut may take",

@@ -167,8 +167,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/maintenance.py",
-                "        except KlammError as error:  # the others",
-                "        except KeyError as error:  # the others",
+                "        except KlammError as error:  # do the other",
+                "        except KeyError as error:  # do the other",
             ),
         ),
         ("tests/store/test_maintenance.py::test_a_damaged_partition_is_reported_and_the_others_are_maintained",),

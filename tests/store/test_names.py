@@ -45,7 +45,7 @@ def test_a_name_is_taken_exactly_if_kafka_takes_it(name: str) -> None:
         ("a b", "'a b' contains one or more characters"),
         ("orders\n", r"'orders\\n' contains one or more characters"),
         ("größe", "'größe' contains one or more characters"),
-        ("__klamm-offsets", "kept for Klamm's own"),
+        ("__klamm-offsets", "reserved for Klamm's own"),
     ],
 )
 def test_a_refusal_says_which_rule_was_broken(name: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The directory: what topics there are, where their logs lie, copies of it and checks on it."""
+"""The directory of a store: its catalog, groups and transactions; backup, check and repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One ACL, in Kafka's words: who may, or may not, do what, with which resource, from where.
+"""One ACL, in Kafka's terms: a principal at an address may, or may not, do an operation on a resource.
 
     Acl(TOPIC, "orders", LITERAL, "User:alice", "*", READ, ALLOW)
 
@@ -129,7 +129,7 @@ class Acl(NamedTuple):
 
 
 class AclFilter(NamedTuple):
-    """A filter of ACLs. None: any; MATCH: those that count for a resource of that name."""
+    """A filter of ACLs. None matches anything; MATCH matches the patterns that cover a resource of that name."""
 
     resource_type: ResourceType = ResourceType.ANY
     resource_name: str | None = None
@@ -163,7 +163,7 @@ class AclFilter(NamedTuple):
 
 
 def validate_acl(acl: Acl) -> Acl:
-    """Return the ACL. Raise InvalidSetting if it cannot be one."""
+    """Return the ACL, or raise InvalidSetting if it is invalid."""
     if acl.resource_type is ResourceType.ANY:
         raise _invalid("resource type", acl.resource_type.name, "name one")
     if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
@@ -189,7 +189,7 @@ def _invalid(what: str, value: str, hint: str) -> InvalidSetting:
 
 
 def plain_host(host: str) -> str:
-    """Return an address as all that mean it are written: Java writes 0:0:0:0:0:0:0:1 where others write ::1,
+    """Return the canonical form of an address: Java writes 0:0:0:0:0:0:0:1 where others write ::1,
     and ::ffff:10.0.0.1 is 10.0.0.1.
     """
     if ":" not in host:

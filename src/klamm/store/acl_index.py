@@ -1,4 +1,4 @@
-"""Decide by the ACLs of a store who may do what, by the rules of Kafka's StandardAuthorizer.
+"""Decide by the ACLs of a store what a principal may do, by the rules of Kafka's StandardAuthorizer.
 
     1. A super user may do everything.
     2. Of the ACLs that are for this resource, this principal (or everyone), this address (or all) and this operation
@@ -7,8 +7,8 @@
        allows ALTER_CONFIGS allows DESCRIBE_CONFIGS; one that denies them does not deny the other.
     4. Else it is denied. Only if no ACL at all is for this resource, `allow.everyone.if.no.acl.found` decides.
 
-An index does not change: when ACLs do, another takes its place. A look-up costs as much as there are ACLs of this
-principal and of everyone for this resource, and as prefixes have different lengths.
+An index is immutable: when ACLs change, a new one replaces it. The cost of a look-up grows with the number of ACLs of
+this principal and of everyone for this resource, and with the number of different lengths of prefixes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AclIndex:
     def __init__(
         self, acls: Iterable[Acl] = (), *, super_users: Iterable[str] = (), allow_everyone: bool = False
     ) -> None:
-        """Index ACLs. `super_users` are principals; with `allow_everyone`, what no ACL is for is allowed."""
+        """Index ACLs. `super_users` are principals; `allow_everyone` allows what no ACL covers."""
         self.acls = tuple(acls)
         self.super_users = frozenset(super_users)
         self.allow_everyone = allow_everyone
@@ -106,7 +106,7 @@ class AclIndex:
         return Decision(False, "missing")
 
     def allows_some(self, principal: str, host: str, operation: Operation, kind: ResourceType) -> bool:
-        """Return whether a principal may do this with some resource of that type, be it there or not."""
+        """Return whether a principal may do this with any resource of that type, existing or not."""
         if self.allows(principal, host, operation, kind, _SAMPLE):
             return True
         denied: dict[PatternType, set[str]] = {PatternType.LITERAL: set(), PatternType.PREFIXED: set()}
@@ -148,7 +148,7 @@ def _is_from(acl: Acl, host: str) -> bool:
 
 
 def _is_denied(acl: Acl, denied: dict[PatternType, set[str]]) -> bool:
-    """Return whether all that an ACL allows is denied by others, as far as Kafka looks."""
+    """Return whether other ACLs deny everything that an ACL allows. Checks only what Kafka checks."""
     name = acl.resource_name
     if acl.pattern_type is PatternType.LITERAL:
         if name == "*":

@@ -1,15 +1,16 @@
-"""ACLs of a store's Kafka server, in klamm.db.
+"""The ACLs of a store's Kafka server, in klamm.db.
 
     acls    resource_type, resource_name, pattern_type, principal, host, operation, permission, changed_ms, crc
 
 The table is made with the first ACL, and with it the compatible feature ACLS: a Klamm that does not know it can use the
-store. (Its server does not know `authorizer.class.name`, either, and does not start with it.) What they mean is in
-acl_index.py. The row `acls` of `meta` grows with each change: a server reads them again when it is another number.
+store. (Its server does not know `authorizer.class.name`, either, and does not start with it.) acl_index.py has what
+they mean. Each change increases the number in the row `acls` of `meta`; a server that sees another number reads the
+ACLs again.
 
 Promises
-  ACL1  What is changed in one call is one durable write. Every process is told, as of a change of the catalog: a server
-        reads the ACLs before it handles the next request.
-  ACL2  A row that is not what was written is an error: with it, super users alone may do anything.
+  ACL1  All changes of one call are one durable write. Every process is notified, as after a change of the catalog: a
+        server reads the ACLs again before it handles the next request.
+  ACL2  A row whose checksum is wrong is an error. As long as there is one, only super users may do anything.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Acls:
         self._database: Database = catalog.database
 
     def version(self) -> int:
-        """Return a number that is another one after each change; 0: there never were any."""
+        """Return a number that every change makes larger; 0 if there have never been ACLs."""
         with self._database.reading() as execute:
             return int(self._catalog.meta(execute, "acls", 0))
 
@@ -70,7 +71,7 @@ class Acls:
         return [acl for acl in self.all() if chosen.matches(acl)]
 
     def add(self, acls: Iterable[Acl]) -> int:
-        """Add ACLs, and return how many there were not before. Raise InvalidSetting if one cannot be an ACL."""
+        """Add ACLs, and return how many of them are new. Raise InvalidSetting if one is invalid."""
         added = [validate_acl(acl) for acl in acls]
         now_ms = time.time_ns() // 1_000_000
         with self._database.db_lock():
@@ -87,7 +88,7 @@ class Acls:
         return len(new)
 
     def remove(self, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-        """Remove what the filters match, and return that of each; one that two match is in both lists."""
+        """Remove the ACLs that the filters match, and return those of each filter; one may be in several lists."""
         with self._database.db_lock():
             with self._database.transaction() as execute:
                 acls = _read(execute)

@@ -1,7 +1,7 @@
-"""Putting a topic back that klamm.db does not know: its directory is there, with its logs.
+"""Adoption: put back a topic that klamm.db does not know, from its directory and its logs.
 
-The name of the directory has the topic's name and id, `heads` has the slots of its partitions, also of those that never
-got a record. Its settings are lost with the rows, so none of its records expire until retention.ms is set again.
+The directory's name has the topic's name and id. `heads` has the slots of its partitions, also of partitions without
+a record. Its settings are lost with the rows, so none of its records expire until retention.ms is set again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{32})")
 
 
 def adopt(core: Core, directory: str) -> str | None:
-    """Make a topic of `topics/<directory>` again and return what was done. None: it is not a topic's directory."""
+    """Put back the topic of `topics/<directory>`. Return a description; None if it is not a topic's directory."""
     match = _DIRECTORY.fullmatch(directory)
     path = f"{core.files}/topics/{directory}"
     if match is None or not os.path.isdir(path):
@@ -43,13 +43,13 @@ def adopt(core: Core, directory: str) -> str | None:
     try:
         topic = core.catalog.adopt_topic(name, topic_id, known, Settings.of(settings, where=name))
     except KlammError:
-        return None  # another topic has the name by now, or it is none that a topic can have
+        return None  # another topic has the name by now, or the name is invalid
     for number, slot in enumerate(topic.partitions):
         if known[number] is None:
             slots.lay_out_old(core.heads, topic_id, number, range(slot, slot + 1))
         else:
             core.heads.mark(slot, head.NEEDS_RECOVERY)
-    core.changed()  # again: a process that heard of the topic before may have met slots that were not laid out
+    core.changed()  # again: a process that learned of the topic earlier may have found slots that were not laid out
     return f"put back as topic {name} with {count} partitions; its settings are lost: {settings}"
 
 

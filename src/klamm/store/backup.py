@@ -1,19 +1,19 @@
 """A consistent copy of a store that is in use.
 
-  1  Under the klamm.db lock: SQLite copies klamm.db, and every partition's commit is noted. Nothing that goes through
-     klamm.db can happen in between, so the copy is one moment of the store.
-  2  Without any lock: each log is synced and copied up to its noted commit, latest segment first. Retention may take
-     old segments away meanwhile; the copy then starts later, and has no hole. Each copied batch is checked. If a log
-     was compacted meanwhile because of records after its noted commit, everything starts over: they are not in
-     the copy, and what they made superfluous may not be either.
+  1  Under the klamm.db lock: SQLite copies klamm.db, and every partition's commit is recorded. Nothing that goes
+     through klamm.db can happen in between, so the copy is one moment of the store.
+  2  Without any lock: each log is synced and copied up to its recorded commit, latest segment first. Retention may
+     remove old segments during the copy; then the copy starts later, and has no hole. Each copied batch is checked. If
+     compaction has removed records because of later ones that lie after the recorded commit, everything starts over:
+     otherwise the copy would have neither the removed records nor the later ones.
   3  `klamm.db.part` becomes klamm.db, last of all: an unfinished copy is not a store.
 
 Promises
-  BAK1  No byte beyond the noted commit is copied, and none that is not on disk in the store itself.
+  BAK1  No byte beyond the recorded commit is copied, and none that is not on disk in the store itself.
   BAK2  The copy is durable when `backup` returns.
-  BAK3  A topic that is deleted meanwhile is in the copy whole, or not at all.
+  BAK3  A topic that is deleted during the backup is in the copy as a whole, or not at all.
 
-The copy has no head that could be believed: opening it recovers each log, which starts a new leader epoch.
+The heads of the copy are not trusted: opening it recovers each log, which starts a new leader epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TRIES = 5
 
 
 class _Overtaken(Exception):
-    """A compaction took records out that are superfluous only with what came after the noted commit."""
+    """A compaction removed records because of later ones, after the recorded commit, which the copy does not have."""
 
 
 Progress: TypeAlias = Callable[[int, int], object]
@@ -65,7 +65,7 @@ class _Snapshot(NamedTuple):
 
 
 def backup(core: Core, destination: str, *, progress: Progress | None = None) -> Copied:
-    """Copy the store into `destination`, a directory that is empty or not there yet."""
+    """Copy the store into `destination`, a directory that is empty or does not exist yet."""
     destination = os.path.abspath(os.fspath(destination))
     _check_destination(core.path, destination)
     made = not os.path.exists(destination)
@@ -76,7 +76,10 @@ def backup(core: Core, destination: str, *, progress: Progress | None = None) ->
             with suppress(_Overtaken):
                 return _fill(core, destination, progress)
             _clear(destination, made=False)
-        raise StoreError(f"{core.path}: is being compacted again and again", hint="try again when that is over")
+        raise StoreError(
+            f"{core.path}: cannot be copied: compaction overtook every attempt",
+            hint="try again when no compaction runs",
+        )
     except BaseException as error:
         _clear(destination, made)
         if isinstance(error, OSError):
@@ -139,7 +142,7 @@ def _take_snapshots(core: Core, database: str) -> list[_Snapshot]:
     """Take one snapshot of the store: its catalog, copied, and where each log ended."""
     opened: dict[PartitionKey, Partition] = {}
     while True:
-        # Opening may recover and takes append locks: not under the klamm.db lock, which everybody needs.
+        # Opening may recover a log and takes append locks: not under the klamm.db lock, which every process needs.
         for topic in core.catalog.topics():
             with suppress(UnknownTopic):
                 for partition in core.topic(topic.name).partitions():
@@ -258,7 +261,7 @@ def _copy_cleaned(source: str, target: str, now: head.Snapshot) -> None:
 
 
 def _check_not_overtaken(source: str, now: head.Snapshot) -> None:
-    """Raise if a compaction has reached what was the active segment: else that is as it was."""
+    """Raise if a compaction has reached the segment that was active: otherwise it is unchanged."""
     if now.active_base < cleaner_checkpoint.load(source).gaps_below < cleaner_checkpoint.EVERYWHERE:
         raise _Overtaken
 
@@ -283,7 +286,7 @@ def _copy_producers(source: str, target: str, start: int, end: int) -> int:
 
 
 def _drop(destination: str, gone: dict[TopicId, Topic]) -> None:
-    """Take topics that were deleted meanwhile out of the copy."""
+    """Remove topics from the copy that were deleted during the backup."""
     if not gone:
         return
     with closing(Catalog(f"{destination}/{_PART}", nullcontext)) as catalog:
@@ -293,7 +296,7 @@ def _drop(destination: str, gone: dict[TopicId, Topic]) -> None:
 
 
 def _lay_out(path: str, end: int) -> None:
-    """Write heads that have every log recovered. So the copy can be opened for reading only, too."""
+    """Write `heads` with NEEDS_RECOVERY in every slot. So the copy can be opened for reading only, too."""
     files.replace(path, b"")
     heads = head.Heads(path)
     heads.initialise()

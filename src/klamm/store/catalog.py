@@ -13,15 +13,15 @@ Other tables belong to the modules that have their schema: groups.py, transactio
 lineage.py, free_slots.py.
 
 Promises
-  CAT1  A topic is there with all of its partitions, laid out in `heads`, or it is not there: `prepare` has run before
-        the commit. A creator killed between the two leaves slots that no topic has; the next one lays them out again.
-  CAT2  A slot that a topic had is given to another only when DELETED stands in it, and then with another generation;
-        the id of a topic never is.
-  CAT3  Names exclude each other as Kafka's do; the database itself refuses what slipped through.
+  CAT1  A topic exists with all of its partitions, laid out in `heads`, or not at all: `prepare` runs before the commit.
+        A process killed between the two leaves slots that no topic has; the next creator lays them out again.
+  CAT2  The slot of a deleted topic is reused only when it is marked DELETED, and then with another generation. The id
+        of a topic is never reused.
+  CAT3  Names collide by Kafka's rules; a unique index of the database enforces it.
   CAT4  A producer id is given out once. Each process takes a thousand at a time.
-  CAT5  `boots` grows, durably, before any log is recovered: it tells the lives of the store apart.
-        It follows the clock, in seconds, so that a backup that is opened later has another one, and a larger one.
-  CAT6  A row that is not what was written is an error: SQLite has no checksums, so the rows have.
+  CAT5  `boots` grows, durably, before any log is recovered, so each life of the store has its own. It follows the
+        clock, in seconds, so a backup that is opened later gets a larger one than the store it was made of.
+  CAT6  A row whose checksum is wrong is an error. (SQLite has no checksums.)
   CAT8  `changes` grows with every topic, setting, producer id and boot, and `heads` knows it: a klamm.db that was put
         back from a backup is older than `heads`, and refused until `check(repair=True)` has put it right.
   CAT7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
@@ -122,7 +122,7 @@ class Catalog:
 
     @classmethod
     def create(cls, path: str, db_lock: DbLock, store_id: str) -> Catalog:
-        """Open the catalog; make it, or finish one that was begun, if need be. One that is whole keeps its store id."""
+        """Open the catalog. Create it if it is missing or unfinished; an existing one keeps its store id."""
         with suppress(NotAStore):
             return cls(path, db_lock)
         first: list[tuple[str, str | int]] = [
@@ -212,7 +212,7 @@ class Catalog:
     def check_new(
         self, name: str, partitions: int, settings: Mapping[str, Value] | Settings, *, internal: bool = False
     ) -> Settings:
-        """Return the settings that a new topic would have, or raise what prevents it. Nothing is written."""
+        """Return the settings that a new topic would have, or raise the error that prevents it. Writes nothing."""
         self.database.check_writable()
         validate(name, internal=internal)
         _check_count(name, partitions)
@@ -247,7 +247,7 @@ class Catalog:
         return topic
 
     def adopt_topic(self, name: str, topic_id: TopicId, slots: Sequence[int | None], settings: Settings) -> Topic:
-        """Put back a topic whose directory is there. A slot that is None gets a number; the caller lays it out."""
+        """Put back a topic whose directory exists. Each slot that is None gets a number; the caller lays it out."""
         self.database.check_writable()
         validate(name, internal=True)
         with self.database.db_lock():
@@ -301,7 +301,7 @@ class Catalog:
         return topic
 
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
-        """Change some settings, put others back to their defaults, leave the rest."""
+        """Change some settings and reset others to their defaults; the rest stays."""
         self.database.check_writable()
         with self.database.db_lock():
             old = self.topic(name)
@@ -314,9 +314,9 @@ class Catalog:
         return topic
 
     def delete_topic(self, name: str, topic_id: TopicId | None = None) -> Topic:
-        """Forget the topic and return what it was: the caller removes its heads and files, then its tombstone.
+        """Delete the topic's rows and return the topic: the caller removes its heads and files, then its tombstone.
 
-        With `topic_id`, one that was deleted and re-created meanwhile is left alone.
+        With `topic_id`, raise UnknownTopic if the topic was deleted and re-created in between.
         """
         self.database.check_writable()
         with self.database.db_lock():
@@ -347,7 +347,7 @@ class Catalog:
             execute("DELETE FROM partitions WHERE topic_id = ?", (topic_id,))
 
     def forget_deleted(self, topic_id: TopicId) -> None:
-        """Remove a tombstone: the directory is gone, and DELETED stands in each slot, so the slots are free."""
+        """Remove a tombstone: the directory is gone, and each slot is marked DELETED, so the slots are free."""
         with self.database.db_lock(), self.database.transaction() as execute:
             slots = execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,)).fetchall()
             execute("DELETE FROM deleted WHERE id = ?", (topic_id,))
@@ -355,7 +355,7 @@ class Catalog:
             free_slots.give(execute, [slot for (slot,) in slots])
 
     def end_of_slots(self) -> int:
-        """Return the slot after the last one that a partition has, or a slot behind which not all are free."""
+        """Return the slot after the last one in use, or a later one if not all slots behind it are known to be free."""
         with self.database.reading() as execute:
             return self._end_of_slots(execute)
 
@@ -365,7 +365,7 @@ class Catalog:
         return end if free_slots.count_from(execute, end) == next_slot - end else max(end, next_slot)
 
     def cut_free_slots(self) -> int:
-        """Forget the free slots at the end, as if they had never been given out, and return where the end is now."""
+        """Forget the free slots at the end, as if they had never been used, and return the new end."""
         with self.database.db_lock(), self.database.transaction() as execute:
             end = self._end_of_slots(execute)
             changes = self.count_change(execute)
@@ -442,7 +442,7 @@ class Catalog:
     # The whole.
 
     def check(self) -> list[str]:
-        """Return what is wrong with the database or contradicts itself in it; nothing, if all is well."""
+        """Return the problems of the database and its contradictions; an empty list if there are none."""
         problems = self.database.check()
         if problems:
             return problems

@@ -1,11 +1,12 @@
-"""Walking every promise: what is broken in a store, where, and what can be put right.
+"""Check every promise of a store: report what is broken, where, and repair what can be repaired.
 
-A store may be checked while others use it: what they do meanwhile is not a breach. Without `repair` nothing is written.
-With it, everything is put right that can be without taking a good record away (repair.py), and told.
+A store may be checked while other processes use it: what they change during the check is not a breach. Without `repair`
+nothing is written. With it, everything is repaired that can be without removing a good record (repair.py), and
+reported.
 
     catalog    SQLite's own check; rows and their checksums; slots (catalog.py, CAT1 to CAT6)
     groups     rows and their checksums (groups.py, G5)
-    topics     no directory that no topic has
+    topics     every directory belongs to a topic
     logs       see check_partition.py
 """
 
@@ -36,7 +37,7 @@ def check(
     repair: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Report:
-    """Walk every promise of a store, given as a directory or open. `progress` gets bytes of log done, and in all."""
+    """Check every promise of a store, given as a directory or open. `progress` gets the bytes checked, and in all."""
     if isinstance(store, Core):
         if repair and store.lock is None:
             raise ReadOnly(f"{store.path}: opened for reading only, so nothing can be repaired")
@@ -61,12 +62,12 @@ def check(
 
 
 def _readable(breach: Breach) -> Breach:
-    """Return it with paths that mean something outside of this process."""
+    """Return the breach with paths that are valid outside of this process."""
     return Breach(*(readable(each) if isinstance(each, str) else each for each in breach))  # type: ignore[arg-type]
 
 
 def _size_of_logs(path: str) -> int:
-    """Return about how many bytes there are: blocks ahead of the commit count, and others may append or delete."""
+    """Return the approximate size: blocks ahead of the commit count, and other processes may append or delete."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -92,7 +93,7 @@ class _Check:
         names = sorted(os.listdir(f"{core.files}/topics")) if os.path.isdir(f"{core.files}/topics") else []
         problems = core.catalog.check()
         report.breaches += [
-            Breach(core.catalog.path, None, "C6: rows are as they were written", f"{each} ({REBUILD})")
+            Breach(core.catalog.path, None, "CAT6: rows are as they were written", f"{each} ({REBUILD})")
             for each in problems
         ]
         if problems:
@@ -159,7 +160,7 @@ class _Check:
             if not os.path.exists(path) or (
                 name in living and (not inner or (inner.isdigit() and int(inner) < living[name]))
             ):
-                return  # it was being deleted, or has come to be
+                return  # it was being deleted, or was created during the check
             repaired = None
         if self.repair and not inner:
             repaired = adopt(self.core, name)

@@ -9,8 +9,8 @@
     aborted    checksums; an entry for every abort (log/aborted.py, A1)
     cleaned    its checksum; no gap where compaction has not been (log/cleaner_checkpoint.py)
 
-An index, a snapshot or bytes beyond the commit are put right beside other processes. A log is mended only when no other
-process has the store open: they have its files open and its table of producers mapped.
+An index, a snapshot or bytes beyond the commit are repaired while other processes use the store. A log is repaired only
+when no other process has the store open: they would have its files open and its table of producers mapped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong (any more)."""
+        """Whether no breach is left unrepaired."""
         return all(breach.repaired for breach in self.breaches)
 
 
@@ -112,7 +112,7 @@ class PartitionCheck:
         repair: bool,
         on_progress: Callable[[int], object] | None = None,
     ) -> None:
-        """Prepare. Without `lock`, look at nothing that needs a lock byte. `on_progress` gets bytes of log."""
+        """Prepare a check. Without `lock`, skip what needs a lock byte. `on_progress` gets the bytes checked."""
         self.core = core
         self.lock = lock
         self.report = report
@@ -143,15 +143,15 @@ class PartitionCheck:
                 self._walk(walk)
                 if not walk.found or chance == 1 or self.log.segments_version == version:
                     break
-                raise FileNotFoundError  # compacted under our eyes, perhaps
-            except FileNotFoundError:  # expired under our eyes
+                raise FileNotFoundError  # perhaps compacted during the check
+            except FileNotFoundError:  # expired during the check
                 report.segments, report.batches, report.records, report.size = self.counted
         if walk.found and self._is_deleted():
             return
         report.breaches += self._repair(walk) if self.repair else [breach for breach, _ in walk.found]
 
     def _open_log(self) -> head.Log:
-        """Return the log that is in use here; else one with a lock descriptor of its own, which excludes the rest."""
+        """Return the log that this process has open; else one with its own lock descriptor, which excludes others."""
         for partition in self.core.opened():
             if partition.directory == self.directory:
                 return partition.log
@@ -225,7 +225,7 @@ class PartitionCheck:
         with suppress(head.HeadResult):  # a damaged head, which is reported elsewhere
             start = max(start, self.log.snapshot().log_start)
         for base in point.missing_segments(known, segment.bases(self.directory), start):
-            if base < self.gaps_below:  # elsewhere the offsets tell
+            if base < self.gaps_below:  # elsewhere the offsets show it
                 path = segment.path_of(self.directory, base)
                 walk.add(path, None, "every segment of the recovery point is there", "is missing")
         if known.snapshot >= 0 and not segment.bases(self.directory, producers.SUFFIX):
@@ -262,7 +262,7 @@ class PartitionCheck:
             if base in following and following[base] <= log_start:
                 continue  # a cleaning that was cut short; the next one removes it
             if now is not None and base > now.active_base:
-                if base > self.log.snapshot().active_base:  # else it was begun since
+                if base > self.log.snapshot().active_base:  # else it was begun during the check
                     path = segment.path_of(self.directory, base)
                     walk.add(
                         path, None, "S3: no segment after the active one", f"the active segment is {now.active_base}"
@@ -272,13 +272,13 @@ class PartitionCheck:
                 self._missing(walk, max(expected, self.gaps_below), base, now)
             expected = max(self._segment(walk, base, now, known, following.get(base)), base)
         end = now.next_offset if now is not None else known.offset if known is not None else 0
-        if max(expected, self.gaps_below) < end:  # without a head: what was synced once
+        if max(expected, self.gaps_below) < end:  # without a head: what is known to have been synced
             self._missing(walk, expected, end, now)
 
     def _missing(self, walk: _Walk, first: int, end: int, now: head.Snapshot | None) -> None:
         if now is not None and self.log.snapshot().log_start >= end:
-            return  # expired since
-        if not walk.found or not walk.found[-1][0].path.endswith(segment.LOG):  # else that damage has told it already
+            return  # expired during the check
+        if not walk.found or not walk.found[-1][0].path.endswith(segment.LOG):  # else the damage was reported already
             walk.add(self.directory, None, "S2: offsets follow on", f"offsets {first} to {end - 1} are missing")
 
     def _segment(
@@ -367,7 +367,7 @@ class PartitionCheck:
         if now is None or not os.path.exists(path):
             return  # recovery re-creates the table
         wrong = None
-        for wait_s in (0.0, 0.02, 0.2):  # it may be being made, or grown
+        for wait_s in (0.0, 0.02, 0.2):  # a process may be creating or growing it
             time.sleep(wait_s)
             seq = self.log.producers_at_rest
             data = files.read(path)
@@ -445,19 +445,19 @@ class PartitionCheck:
         return "re-created"
 
     def _forget_cleaned(self) -> str:
-        """Record that gaps may be anywhere below the active segment, and that everything is to be compacted again."""
+        """Record that gaps may be anywhere below the active segment and that all of it is to be compacted again."""
         assert self.lock is not None
         with self.lock.hold(head.clean_byte(self.slot)):
-            if self._gaps() == cleaner.EVERYWHERE:  # else mending the log has made it again
+            if self._gaps() == cleaner.EVERYWHERE:  # else repairing the log has created it again
                 known = point.load(self.directory)
                 below = known.base if isinstance(known, point.Point) else self.log.snapshot().active_base
                 cleaner.store(self.directory, cleaner.CleanerCheckpoint(0, below))
         return "re-created: everything will be compacted again"
 
     def _reindex(self, base: int) -> str:
-        """Rebuild an index; that of the active segment in place, for its writers have it open."""
+        """Rebuild an index. The active segment's is rebuilt in place: its writers have it open."""
         assert self.lock is not None
-        with self.lock.hold(head.clean_byte(self.slot)):  # no compaction replaces the segment meanwhile
+        with self.lock.hold(head.clean_byte(self.slot)):  # so that no compaction replaces the segment
             return self._write_index(base)
 
     def _write_index(self, base: int) -> str:
@@ -492,7 +492,7 @@ class PartitionCheck:
 
 
 def _max_timestamp(batch: Batch) -> int | None:
-    """Return the largest timestamp of the records; None if there are none, only markers, or if they cannot be read."""
+    """Return the largest timestamp of the records. None if there are only markers, or nothing that can be read."""
     if batch.header.is_control or not batch.header.record_count:
         return None
     try:

@@ -1,7 +1,7 @@
 """Read a segment past its damage: the valid batches, and what lies between.
 
-A batch is good if it is whole, its CRC is right, and its base offset is the one expected there. After damage the next
-good batch is looked for: first where the damaged one says it ends, then at every byte.
+A batch is good if it is whole, its CRC is right, and its base offset is the expected one. After damage, the next good
+batch is searched for: first where the damaged header says that its batch ends, then at every byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes [position, stop) that are no good batch; one with base offset `offset` was expected."""
+    """Bytes [position, stop) without a good batch, where one with base offset `offset` was expected."""
 
     position: int
     stop: int

@@ -1,23 +1,25 @@
-"""The file klamm.db: how it is opened, written, kept small, and closed at a fork. Its content: see `catalog`.
+"""The file klamm.db: opening, writing, keeping it small, closing it at a fork. catalog.py has its content.
 
     klamm.db  klamm.db-wal  klamm.db-shm       SQLite, write-ahead log; application_id "KLAM", user_version the format
 
 Promises
-  DBS1  Every write and every checkpoint happens under the klamm.db lock; readers take no lock of ours. So SQLite's own
-        locks are never fought over: no busy loops, and no checkpoint beside a writer. (Closing the last connection
+  DBS1  Every write and every checkpoint happens under the klamm.db lock; readers take no lock of ours. So nothing
+        contends for SQLite's own locks: no busy loops, and no checkpoint beside a writer. (Closing the last connection
         makes SQLite checkpoint once more; it does that alone, by its own exclusive lock.)
-  DBS2  A write is on disk when `transaction` is left: synchronous=FULL. Killed before that, nothing of it is there.
-        One that is not `durable` (progress of groups) survives any process, and a power cut once a durable one follows.
+  DBS2  A write is on disk when the block of `transaction` ends: synchronous=FULL. If the process is killed before that,
+        none of it is there. A write that is not `durable` (progress of groups) survives the death of any process, and a
+        power cut once a durable write has followed.
   DBS3  The write-ahead log is bounded. Every CHECKPOINT_PAGES a commit makes SQLite copy it back, and the log starts
-        again in the same place. That does not wait, so readers may keep it from starting again: a commit that finds it
-        longer than WAL_LIMIT empties it, waiting for them a little; each process looks after every 16th of its commits.
+        again in the same place. That does not wait for readers, so they may keep the log from starting again. A commit
+        that finds it longer than WAL_LIMIT empties it, and waits a little for readers; each process checks after every
+        16th of its commits.
   DBS4  The order of locks is klamm.db lock, then mutex. No code of a caller runs inside a transaction. Both are held by
         native types (LockFile.hold, Section): an exception or a signal handler, wherever it comes, releases both and
         rolls back.
-  DBS5  No connection is open while the process forks. SQLite's locks belong to the process and are not inherited, but
-        its memory of holding them is: even a *fresh* connection in the child would believe in locks that are not there
-        (seen: neither the shared lock on klamm.db nor the one that keeps klamm.db-shm alive), and then the death of the
-        parent pulls the files away under the child.
+  DBS5  No connection is open while the process forks. A child does not inherit SQLite's locks, but it does inherit
+        SQLite's record of them: even a *new* connection in the child takes locks for held that are not (seen: neither
+        the shared lock on klamm.db nor the one that keeps klamm.db-shm). When the parent ends, it then removes files
+        that the child uses.
   DBS6  Nothing else in the process opens klamm.db: closing any descriptor of it drops SQLite's locks.
 """
 
@@ -55,7 +57,7 @@ nor tombstones of topics; 4 two tables for transactions, and numbers of Spark's 
 CHECKPOINT_PAGES = 4000  # 16 MiB
 WAL_LIMIT = 32 * 1024 * 1024
 _MEASURE_EVERY = 16  # writes of one process
-BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make anybody wait
+BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make other connections wait
 
 _RESTORE = "restore a backup of the whole store elsewhere; or close the store in every process"
 _NEW_ONE = "makes a new one from the directories in topics/: no record is lost, but settings and offsets of groups are"
@@ -87,13 +89,11 @@ class Database:
         self._cursor: sqlite3.Cursor | None = None  # of that connection, for `put`
         self._closed = False
         self._wrote = False
-        self._durable = True  # how the connection's next transaction would be
+        self._durable = True  # durability of the connection's next transaction
         self._wal_limit = WAL_LIMIT
-        self._unmeasured = 0  # writes since we looked how long the log is
-        self._generation = (
-            0  # of this object's own writes and re-opened connections; `PRAGMA data_version` tells of others'
-        )
-        self._connections = 0  # that were opened so far: `PRAGMA data_version` starts again with each
+        self._unmeasured = 0  # writes since the length of the log was checked
+        self._generation = 0  # own writes and re-opened connections; `PRAGMA data_version` counts those of others
+        self._connections = 0  # opened so far: `PRAGMA data_version` starts again with each connection
         self._frozen: tuple[object, ...] | None = None  # what an immutable or copied file looked like
         self._name = os.fsencode(path)
         self._inode = _os.inode_of(self._name)
@@ -104,7 +104,7 @@ class Database:
 
     @staticmethod
     def create(path: str, db_lock: DbLock, statements: Sequence[tuple[str, Sequence[object]]]) -> None:
-        """Make the file, in one transaction; finish one whose creator was killed; leave a whole one as it is."""
+        """Create the file in one transaction. Finish one whose creator was killed; leave a complete one as it is."""
         with db_lock(), fork.guard, _explained(path):
             _make_file(path)
             connection = _open_connection(path, "rwc")
@@ -134,18 +134,19 @@ class Database:
         return Section(self, writes=False)
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Execute]:
-        """Write; the caller holds the write lock. On disk when the block is left, undone when it raises.
+        """Return a context for one transaction; the caller holds the write lock.
 
-        Not `durable`: a power cut may undo it, with everything that was written after it; a killed process does not.
+        It is on disk when the block ends, and undone if the block raises. If not `durable`, a power cut may undo it,
+        together with everything written after it; the death of a process does not.
         """
         self.check_writable()
         self._check_not_replaced()
         return Section(self, writes=True, durable=durable)
 
     def put(self, update: str, insert: str, rows: Sequence[Sequence[object]], *, durable: bool = True) -> bool:
-        """Take the klamm.db lock and write rows, all or none: the short way for what is written most.
+        """Take the klamm.db lock and write rows, all or none: a fast path for the most frequent writes.
 
-        A row that `update` does not find is `insert`ed; False if that changes nothing, either.
+        Insert each row that `update` does not find. Return False if that changes nothing, either.
         """
         if self.read_only:
             self.check_writable()
@@ -161,7 +162,7 @@ class Database:
                     cursor = self._cursor = self._connect().cursor()
                 if durable is not self._durable:
                     self._set_durable(self._connect(), durable)
-                self._generation += 1  # before: an interrupt may come when the row is written
+                self._generation += 1  # before the write: an interrupt may come right after it
                 self._wrote = True
                 cursor.execute(update, row)
                 if not cursor.rowcount and not cursor.execute(insert, row).rowcount:
@@ -213,7 +214,7 @@ class Database:
             )
 
     def check(self) -> list[str]:
-        """Return what SQLite finds wrong with the file; nothing, if all is well."""
+        """Return the problems that SQLite finds in the file; an empty list if there are none."""
         try:
             rows = self.read("PRAGMA integrity_check(100)")
         except KlammError as error:
@@ -232,7 +233,7 @@ class Database:
                 copy.close()
 
     def close(self) -> None:
-        """Empty the write-ahead log if we filled it, and close."""
+        """Empty the write-ahead log if this process has filled it, and close."""
         if self._wrote and not self._closed:
             with self.db_lock(), self._mutex:
                 if self._connection is not None:
@@ -242,7 +243,7 @@ class Database:
             self._disconnect()
 
     def abandon(self) -> None:
-        """Forget a connection that a forked child inherited all the same, without touching it again."""
+        """Drop a connection that a forked child inherited despite DBS5, without touching it again."""
         connection, self._connection = self._connection, None
         if self._cursor is not None:
             _abandoned.append(self._cursor)
@@ -250,7 +251,7 @@ class Database:
         if connection is not None:
             _abandoned.append(connection)
 
-    # Forks: see D5.
+    # Forks: see DBS5.
 
     def _before_fork(self) -> None:
         self._mutex.acquire()
@@ -302,10 +303,10 @@ class Database:
                 connection.close()
 
     def _open_read_only(self) -> sqlite3.Connection:
-        """Open the database for reading only. SQLite needs klamm.db-shm even then; if that is missing and cannot be
-        made, no process writes either.
+        """Open the database for reading only.
 
-        It cannot be made where we may not write, and on a full disk.
+        SQLite needs klamm.db-shm even then. If it is missing and cannot be created (no right to write, a full disk), no
+        process writes either.
         """
         looks = self._looks()
         connection = _open_connection(self.path, "ro")
@@ -324,7 +325,7 @@ class Database:
         self._frozen = self._looks()
         if looks[1] is None or looks[1] == 0:
             return _open_connection(self.path, "ro&immutable=1")
-        # A log that was not emptied. "immutable" would overlook it, so read a copy that has a place for its -shm.
+        # The log was not emptied, and "immutable" would ignore it: read a copy, beside which -shm can be created.
         with tempfile.TemporaryDirectory(prefix="klamm-") as directory:
             copy = os.path.join(directory, "klamm.db")
             for suffix in ("", "-wal"):
@@ -363,7 +364,7 @@ class Database:
         except OSError:
             return
         if size > self._wal_limit:
-            # A reader may stand in the way: then not again before the log has doubled.
+            # A reader may have prevented it: then not again before the log has doubled.
             self._wal_limit = WAL_LIMIT if self._empty_wal(connection) else 2 * size
 
     def _empty_wal(self, connection: sqlite3.Connection) -> bool:
@@ -430,7 +431,7 @@ def _check_identity(path: str, connection: sqlite3.Connection) -> None:
 
 
 def _translated(path: str, error: BaseException) -> BaseException:
-    """Return what SQLite reports as one of our errors; any other error, and a mistake of ours, as it is."""
+    """Return an error of SQLite as one of ours. Any other error, and a mistake of ours, is returned as it is."""
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
         return error
     if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):  # the latter: a message that quotes damaged bytes

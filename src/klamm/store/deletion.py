@@ -1,10 +1,10 @@
 """Delete a topic, in steps that can be finished after a kill at any point.
 
-  1  its rows go from the catalog, and a tombstone comes: from now on no process opens it. The catalog's version moves:
-     a process that waits looks again
+  1  its rows are deleted from the catalog, and a tombstone is added: from now on no process opens it. The catalog's
+     version moves, so processes that wait read the catalog again
   2  DELETED in each of its heads, under the append lock: a process that has it open is refused from now on
   3  topics/<name>-<id> is renamed to topics/<id>.deleted, and that is removed; tables/<name>-<id> is removed, too
-  4  the tombstone goes, and the slots are free for other partitions (free_slots.py)
+  4  the tombstone is deleted, and the slots are free for other partitions (free_slots.py)
 
 When step 1 is done, the topic is deleted: a later failure, as on a full disk, is left to `sweep`, and is not an error.
 `sweep` finishes what a killed process has begun: it marks heads, and removes `….deleted` and directories that have a
@@ -44,7 +44,7 @@ def delete_topic(core: Core, name: str, topic_id: TopicId | None = None) -> None
             partition.mark_deleted()
         elif (log := _find_log(core, topic.directory, topic.id, number, slot)) is not None:
             _mark(log)
-    core.heads.ring_all()  # those that wait for its records
+    core.heads.ring_all()  # wake readers that wait for its records
     core.forget(name)
     try:
         _finish(core, topic.directory, topic.id)
@@ -140,7 +140,7 @@ def _remove(core: Core, directory: str, topic_id: TopicId) -> None:
 
 
 def _remove_tree(core: Core, name: str) -> None:
-    shutil.rmtree(f"{core.files}/topics/{name}", ignore_errors=True)  # what is left, the next sweep takes
+    shutil.rmtree(f"{core.files}/topics/{name}", ignore_errors=True)  # the next sweep removes what is left
     files.sync_directory(f"{core.files}/topics")
 
 

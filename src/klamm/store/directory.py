@@ -5,18 +5,18 @@
     lock  members            lock bytes (disk/locks.py)
     topics/<name>-<id>/<n>/  the files of partition n, from its first append on
     reserve                  blocks for a full disk (disk/reserve.py)
-    server                   who the Kafka server is, while there is one (kafka/server.py)
-    tables/<name>-<id>/      the topic as a table, once it was asked for (client/table/rocksdb.py); can be re-created
+    server                   address and process of the Kafka server, while there is one (kafka/server.py)
+    tables/<name>-<id>/      the topic as a table, once it was opened (client/table/rocksdb.py); can be re-created
     pipelines/<name>/        how far pipelines that write to topics have come (spark/pipelines/pipeline_directory.py)
     staging/<store id>/      what tasks of Spark wrote, not committed yet (scratch.py)
 
-**Trust.** `heads` is believed if it was last written under this boot of this machine and is the very file (device,
-inode) it says it is; a copied store is thus noticed. Otherwise the first opener, holding the presence byte alone, marks
+**Trust.** `heads` is trusted if it was last written under this boot of this machine and if device and inode are those
+that are recorded in it; a copied store is thus noticed. Otherwise the first opener takes the presence byte alone, marks
 every partition NEEDS_RECOVERY and then stores the boot id; each partition is recovered at its first use. So a store of
-10,000 partitions opens at once after a power cut, too. If another process is present meanwhile, that is another kernel
-on the same volume, and we refuse.
+10,000 partitions opens at once after a power cut, too. If another process is present, it must be on another machine
+that mounts the same volume: the open is refused.
 
-Two opens of one directory in a process share a Core: its locks know processes, not threads.
+Two opens of one directory in a process share a Core: lock bytes exclude processes, not threads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from klamm.types import TopicId
 
 __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "opened", "release"]
 
-_CLOSING_S = 5.0  # so long recovery points are written when a store is closed
+_CLOSING_S = 5.0  # for at most this long, recovery points are written when a store is closed
 OPENING = 1  # byte of `lock`: openers one after the other
 _log = logging.getLogger("klamm")
 
@@ -59,7 +59,7 @@ def boot_id() -> bytes:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return uuid.UUID(file.read().strip()).bytes
-    except OSError:  # not Linux: one process at a time, which recovers whenever it opens
+    except OSError:  # not Linux: one process at a time, which recovers at each open
         return uuid.uuid4().bytes
 
 
@@ -137,7 +137,7 @@ class Core:
         fork.register(self, Core._in_child, Core._before_fork, Core._after_fork)
 
     def is_in_place(self) -> bool:
-        """Return whether the store at the path is still the one that was opened, and not a copy that was put there."""
+        """Return whether the store at the path is still the one that was opened, and not a copy in its place."""
         return self.heads.is_in_place()
 
     # ---- opening
@@ -178,7 +178,7 @@ class Core:
         )
 
     def _create_parts(self, rebuild: bool) -> None:
-        """Lay out what is not there yet. A creator that was killed is finished by the next one."""
+        """Create the missing files. Finishes what a killed creator has begun."""
         assert self.lock is not None
         assert self.presence is not None
         db_lock = self._db_lock
@@ -188,7 +188,7 @@ class Core:
             files.replace(f"{self.files}/heads", b"")
         self.heads = head.Heads(f"{self.files}/heads", root=self.root)
         self.presence.enter_heads()
-        if not self.heads.is_sane():  # new, or beyond repair: everything will be recovered from the files
+        if not self.heads.is_sane():  # new, or damaged: everything is recovered from the files
             self.presence.be_alone("`heads` is damaged")
             self.heads.initialise()
         self.presence.check_lock_files(self.heads)
@@ -242,8 +242,9 @@ class Core:
         self.presence.join()
 
     def count_changes(self, changes: int, *, is_read: bool = True) -> None:
-        """Record in `heads` how many changes klamm.db has had. Called after each of them; if other processes read what
-        was changed (`is_read`), tell them.
+        """Record in `heads` how many changes klamm.db has had; called after each change.
+
+        If other processes read what was changed (`is_read`), notify them.
         """
         if changes > self.heads.changes:
             self.heads.changes = changes
@@ -284,18 +285,18 @@ class Core:
             return self._opened(self.catalog.topic(name), version)
 
     def all_topics(self) -> tuple[int, list[OpenTopic]]:
-        """Return every topic, by name, and the version of the catalog as of which that holds at least."""
+        """Return every topic, by name, and a version of the catalog: the topics are at least as new."""
         self.check_open()
         version = self.heads.catalog_version
         return version, self.take_topics(version, self.catalog.topics())
 
     def take_topics(self, version: int, topics: Iterable[Topic]) -> list[OpenTopic]:
-        """Bring what is open of these topics up to date; they were read at this version or later."""
+        """Update the open topics from these, which were read at this version or later."""
         with self._mutex:
             return [self._opened(topic, version) for topic in topics]
 
     def confirm_topics(self, version: int, known: Mapping[str, tuple[OpenTopic, Topic]]) -> list[str]:
-        """Keep topics that have not changed as those of this version. Return the keys of those that differ here."""
+        """Mark unchanged topics as read at this version. Return the keys of topics that this process has otherwise."""
         others = []
         with self._mutex:
             topics = self._topics
@@ -309,10 +310,10 @@ class Core:
         return others
 
     def _opened(self, topic: Topic, version: int) -> OpenTopic:
-        """Return what is open of `topic`, which was read at this version or later. Called under the mutex."""
+        """Return the open topic, updated from `topic`, read at this version or later. Called under the mutex."""
         known = self._topics.get(topic.name)
         if known is not None and (version < known.version or (version, topic) == (known.version, known.topic)):
-            return known  # another thread has read it after that, and was here first; or there is nothing to configure
+            return known  # another thread has read it later, and was faster; or there is nothing to configure
         if known is None or known.topic.id != topic.id:
             known = self._topics[topic.name] = OpenTopic(self, topic)
         known.topic, known.version = topic, version
@@ -356,7 +357,7 @@ class Core:
             raise NotAStore(f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it")
         heads = self.heads
         if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
-            heads = head.Heads(heads.path, writable=False, private=True, root=self.root)  # as it is now, in memory
+            heads = head.Heads(heads.path, writable=False, private=True, root=self.root)  # a private copy
         try:
             return Partition(
                 heads,
@@ -424,16 +425,14 @@ class Core:
         self.look_after()
 
     def look_after(self) -> None:
-        """Start the maintenance thread, if there is none: it does maintenance tasks, and checks retention now and
-        then.
-        """
+        """Start the maintenance thread, if there is none, for maintenance tasks and the retention check."""
         if self._maintenance_thread is None and not self.read_only:
             with self._wake:
                 if self._maintenance_thread is None and not self.closed:
                     self._maintenance_thread = DaemonThread(self._run_maintenance, "klamm-maintenance")
 
     def _bound_files(self, partition: Partition) -> None:
-        """Close the files that were not used for longest, so that any number of partitions can be appended to."""
+        """Close the files that have not been used for longest, so that any number of partitions can be appended to."""
         with self._mutex:
             self._with_files[partition] = None
             if len(self._with_files) > self._max_open:
@@ -479,8 +478,8 @@ class Core:
     def close(self) -> None:
         """Write recovery points, and close everything.
 
-        With very many partitions, some of them only: a log without one is found whole all the same, and after a power
-        cut, by looking through more of it.
+        With very many partitions, only some get a recovery point. A log without one loses nothing: after a power cut,
+        recovery reads more of it.
         """
         with self._wake:
             if self.closed:
@@ -545,7 +544,7 @@ _cores_mutex = threading.RLock()  # a dropped Store may be collected, and releas
 
 def _forget_in_child() -> None:
     global _cores_mutex
-    _cores_mutex = threading.RLock()  # some other thread of the parent may have held it
+    _cores_mutex = threading.RLock()  # another thread of the parent may have held it
     _cores.clear()
 
 

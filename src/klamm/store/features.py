@@ -1,4 +1,4 @@
-"""Features of a store: what a Klamm has to know before it may touch the files, in `heads` and in klamm.db.
+"""Features of a store, in `heads` and in klamm.db: what a Klamm has to know before it may touch the files.
 
 Three words, as ext4 has them. A bit that this Klamm does not know means:
 
@@ -6,8 +6,8 @@ Three words, as ext4 has them. A bit that this Klamm does not know means:
     read_compatible    it can be read, but not written: a writer would not keep up what the feature needs
     incompatible       neither
 
-So a newer Klamm can change the format for the stores that use a new feature, and an older one says so, instead of
-taking what it does not know for damage.
+So a newer Klamm can change the format for the stores that use a new feature, and an older one raises NewerFormat
+instead of reporting damage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Features(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the three numbers that klamm.db has. Raise ValueError if it has something else."""
+        """Parse the three numbers that klamm.db has. Raise ValueError for anything else."""
         words = [int(each) for each in text.split()]
         if len(words) != 3 or not all(0 <= each < 2**64 for each in words):
             raise ValueError(f"{text!r} is not three words")
@@ -45,7 +45,7 @@ class Features(NamedTuple):
         return " ".join(str(each) for each in self)
 
     def check_known(self, path: str, *, read_only: bool) -> None:
-        """Raise NewerFormat if this Klamm may not open what has these features."""
+        """Raise NewerFormat if this Klamm may not open a store with these features."""
         unknown = self.incompatible & ~KNOWN.incompatible
         if unknown:
             raise NewerFormat(f"{path}: has features {unknown:#x} that this Klamm does not know", hint="upgrade Klamm")

@@ -1,8 +1,8 @@
 """The state of klamm.db when a store is opened: damaged, replaced, or older than the logs beside it.
 
-Each is an error that says what to do. With `rebuild`, which is `klamm check --repair`, the store is opened all the
-same: a damaged klamm.db is set aside, as klamm.db.damaged-<time>, and a new one is made as if it were missing; one that
-is older is accepted, and what follows from that is put right. Nothing in it is deleted.
+Each is an error that says what to do. With `rebuild`, which is `klamm check --repair`, the store is opened
+nevertheless: a damaged klamm.db is renamed to klamm.db.damaged-<time>, and a new one is made as if it were missing; an
+older one is accepted, and its consequences are repaired. Nothing in it is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["check_age", "open_found"]
 
 
 def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> Catalog | None:
-    """Open klamm.db. Return None if there is none, it was never finished, or it is damaged and was set aside."""
+    """Open klamm.db. Return None if it is missing or unfinished, or if it was damaged and renamed."""
     assert core.presence is not None
     presence = core.presence
     if not os.path.exists(database) or not os.path.getsize(database):
@@ -49,7 +49,7 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> 
 
 
 def _check_not_replaced(core: Core, database: str) -> None:
-    """Raise if klamm.db is another file than before. Other processes, and its WAL, belong to the old one."""
+    """Raise if klamm.db was replaced: other processes use the old file, and the WAL belongs to it."""
     assert core.presence is not None
     known, inode = core.heads.database_inode, os.stat(database).st_ino
     if known in (0, inode):
@@ -68,7 +68,7 @@ def _set_aside(core: Core, database: str, problem: str) -> None:
     assert core.presence is not None
     core.presence.be_alone("klamm.db is damaged")
     target = f"{core.path}/{layout.DAMAGED}{time.time_ns() // 1_000_000}"
-    for suffix in ("-wal", "-shm", ""):  # the log first: SQLite removes one that is beside no database
+    for suffix in ("-wal", "-shm", ""):  # the WAL first: SQLite removes one that has no database beside it
         if os.path.exists(f"{database}{suffix}"):
             _os.rename(f"{database}{suffix}", f"{target}{suffix}")
     files.sync_directory(core.path)
@@ -76,7 +76,7 @@ def _set_aside(core: Core, database: str, problem: str) -> None:
 
 
 def check_age(core: Core, *, rebuild: bool) -> None:
-    """Refuse a klamm.db that is older than `heads`; with `rebuild`, put right what follows from that."""
+    """Refuse a klamm.db that is older than `heads`; with `rebuild`, repair the consequences."""
     assert core.presence is not None
     known = core.heads.changes  # first: other processes change both, klamm.db before `heads`
     changes = core.catalog.changes()

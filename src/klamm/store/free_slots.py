@@ -1,9 +1,9 @@
-"""Slots of `heads` that partitions of deleted topics have left, in klamm.db: the next partitions get them.
+"""Free slots of `heads`, in klamm.db: those of deleted partitions, which the next partitions get.
 
     free_slots    slot
 
-A slot is put here when its topic's tombstone goes (deletion.py): then it is marked DELETED, and no process opens it any
-more. A log of the deleted partition that a process still has notices the new generation (log/slot.h).
+A slot is added when its topic's tombstone is deleted (deletion.py): then it is marked DELETED, and no process opens it
+any more. A process that still has the deleted partition open notices the new generation of the slot (log/slot.h).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "SPARE", "count_from", "forget_all", "forget_from", "give", "lowest", "take"]
 
 SCHEMA = "CREATE TABLE free_slots (slot INTEGER PRIMARY KEY)"
-SPARE = 64  # so many more are looked at than are wanted: a stopped process may hold a lock of one
+SPARE = 64  # this many more are read than are wanted: a stopped process may hold a lock of one
 
 
 def lowest(execute: Execute, count: int) -> tuple[int, ...]:
-    """Return some, the lowest first: so that `heads` can be cut at its end."""
+    """Return some free slots, the lowest first, so that `heads` can be cut at its end."""
     rows = execute("SELECT slot FROM free_slots ORDER BY slot LIMIT ?", (count + SPARE,)).fetchall()
     return tuple(slot for (slot,) in rows)
 
@@ -37,15 +37,15 @@ def give(execute: Execute, slots: Iterable[int]) -> None:
 
 
 def count_from(execute: Execute, slot: int) -> int:
-    """Return how many there are, from a slot on."""
+    """Return the number of free slots from this one on."""
     return int(execute("SELECT count(*) FROM free_slots WHERE slot >= ?", (slot,)).fetchone()[0])
 
 
 def forget_from(execute: Execute, slot: int) -> None:
-    """Forget those from a slot on: they are cut off (slots.py)."""
+    """Delete the free slots from this one on: they are cut off (slots.py)."""
     execute("DELETE FROM free_slots WHERE slot >= ?", (slot,))
 
 
 def forget_all(execute: Execute) -> None:
-    """Forget which slots are free: an older klamm.db does not know it."""
+    """Delete all of them: a klamm.db from a backup does not know which slots are free now."""
     execute("DELETE FROM free_slots")

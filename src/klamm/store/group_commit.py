@@ -1,14 +1,13 @@
-"""Group commit: what several threads write to klamm.db at the same time is one SQLite transaction, and one sync.
+"""Group commit: concurrent writes of threads to klamm.db share one SQLite transaction and one sync.
 
-A thread queues its write and waits for its turn to commit. The thread whose turn it is writes all that is queued by
-then; the others find theirs done. So a disk that takes a millisecond for a sync takes one for all that came in the
-meantime.
+A thread queues its write and waits for its turn to commit. The thread that has the turn writes everything queued so
+far; the other threads find their writes done. So all writes that arrive during one sync share the next one.
 
 Promises
   GCM1  When `run` returns, its write is committed, and on disk if it is `durable` (or shares the commit with one).
-  GCM2  Each write has its own outcome: one that raises is undone, and the others of its group are not. Only what keeps
-        SQLite from committing at all (a full disk) fails all of them. A function may be called again, after what it
-        wrote was undone: savepoints for each would cost more than the writes, so a group is first tried without.
+  GCM2  Each write has its own outcome: one that raises is undone, the others of its group are not. Only an error that
+        keeps SQLite from committing (a full disk) fails all of them. A function may be called again, after its writes
+        were undone: a savepoint for each would cost more than the writes, so a group is first tried without.
   GCM3  Writes happen in the order in which they were queued.
 """
 
@@ -43,7 +42,7 @@ class _Write(Generic[Result]):
 
 
 class _Undone(Exception):
-    """A write of a group has raised: the transaction is to be rolled back."""
+    """A write of the group raised: roll the transaction back."""
 
 
 class GroupCommit:

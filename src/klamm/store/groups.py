@@ -1,21 +1,23 @@
-"""Groups: who is a member, at which door, and how far each group has read. Rows in klamm.db, liveness in lock bytes.
+"""Groups: their members, their door and their committed offsets. Rows are in klamm.db, liveness in lock bytes.
 
     groups       name, number, door, created_ms, crc                door: "klamm" (members here) or "kafka" (a server's)
     members      group_number, member_index, id, name, topics, owned, rejoin_ms, joined_ms, crc
-                 topics: a subscription; owned: its partitions, when it last said so, both in JSON
+                 topics: its subscription; owned: the partitions that it last recorded, both in JSON
     offsets      group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, crc
 
-    members file  the region of a group (disk/locks.py): byte m while the member in place m lives, byte OWNED + slot
-                  while a member owns that partition, byte DOOR while members sit at the Kafka server
+    members file  the lock range of a group (disk/locks.py): byte m while the member with index m lives, byte OWNED +
+    slot
+                  while a member owns that partition, byte DOOR while members belong to the Kafka server
 
 Promises
   G1  The number of a group is never given to another, so a lock byte means one group forever (`next_group`).
-  G2  A member lives as long as its byte is held, whatever its row says. Rows of the dead are overwritten, or removed by
-      the next who joins; only a named member's row outlives it, so that it finds its place again.
-  G3  A partition belongs to the holder of its byte: one member at a time. Its owner commits while it holds the byte, so
-      the next one, who reads the offset after taking the byte, starts where the last commit was.
+  G2  A member lives as long as its byte is held, whatever its row says. Rows of dead members are overwritten, or
+      removed by the next member that joins. Only the row of a static member outlives it, so that it gets its index
+      again.
+  G3  A partition belongs to the holder of its byte: one member at a time. Its owner commits while it holds the byte.
+      The next owner reads the offset after taking the byte, so it starts at the last commit.
   G4  A group has members at one door at a time. Joining, and claiming the door, happen under the klamm.db lock.
-  G5  A row that is not what was written is an error, as in the catalog.
+  G5  A row whose checksum is wrong is an error, as in the catalog.
   G6  Offsets go with their topic, and carry the leader epoch of the last record before them.
 """
 
@@ -153,10 +155,10 @@ def put_offsets(
     *,
     expect: Mapping[PartitionKey, int | None] | None = None,
 ) -> None:
-    """Store offsets. `expect`, by (topic_id, partition): what has to be stored there now (None: nothing), else
-    CommitGap, which undoes the transaction it is raised in. A key without a row to expect nothing of is not looked at.
+    """Store offsets. The caller owns the partitions (Member.mutex, Member.owns) and holds the klamm.db lock.
 
-    The caller knows that the partitions are its own (Member.mutex, Member.owns), and holds the klamm.db lock.
+    `expect` has, by (topic_id, partition), the offset that must be stored there now (None: none). If another one is,
+    raise CommitGap, which undoes the transaction. Keys that are not in `expect` are not checked.
     """
     now_ms = time.time_ns() // 1_000_000
     for row in rows:
@@ -170,7 +172,7 @@ def put_offsets(
             if stored != wanted:
                 raise CommitGap(
                     f"partition {row.partition}: the commit follows offset {_shown(wanted)},"
-                    f" but the group stands at {_shown(stored)}",
+                    f" but the committed offset is {_shown(stored)}",
                     expected=-1 if stored is None else stored,
                     begin=-1 if wanted is None else wanted,
                 )
@@ -179,7 +181,7 @@ def put_offsets(
 
 
 def put_offset(execute: Execute, group_number: int, row: OffsetRow, now_ms: int) -> bool:
-    """Store one; False if its topic is deleted."""
+    """Store one offset. Return False if its topic is deleted."""
     values = _values(group_number, row, now_ms)
     return bool(execute(_UPDATE, values).rowcount or execute(_INSERT, values).rowcount)
 
@@ -187,14 +189,14 @@ def put_offset(execute: Execute, group_number: int, row: OffsetRow, now_ms: int)
 def _values(group_number: int, row: OffsetRow, now_ms: int) -> tuple[object, ...]:
     topic_id, partition, offset, leader_epoch, metadata, committed_ms = row
     committed_ms = committed_ms or now_ms
-    # What rows.crc makes of these values, spelled out: it is done for each commit, and takes a third less so.
+    # rows.crc of these values, inlined: this runs for each commit, and takes a third less time
     spelled = f"({group_number}, {topic_id!r}, {partition}, {offset}, {leader_epoch}, {metadata!r}, {committed_ms})"
     checksum = crc_of_text(spelled)
     return group_number, topic_id, partition, offset, leader_epoch, metadata, committed_ms, checksum
 
 
 def _deleted() -> UnknownTopic:
-    return UnknownTopic("a topic was deleted, so no group stands in it; nothing was committed")
+    return UnknownTopic("a topic was deleted, so it has no committed offsets; nothing was committed")
 
 
 def _shown(offset: int | None) -> str:
@@ -254,7 +256,7 @@ class Groups:
         return self._core.members
 
     def changed(self) -> None:
-        """Tell every member of every group to look."""
+        """Wake every member of every group, so that it reads the rows again."""
         self._core.heads.bump_groups_version()
         self._core.heads.ring_all()
 
@@ -273,7 +275,7 @@ class Groups:
 
     @contextmanager
     def _hinting(self, name: str) -> Iterator[None]:
-        """Add to an error which group may have been meant."""
+        """Add the most similar group name to an error."""
         try:
             yield
         except UnknownGroup as error:
@@ -293,9 +295,10 @@ class Groups:
         return NotAStore(f"{self._core.catalog.path}: {what} is damaged", hint=REBUILD_BY_HAND)
 
     def claim_door(self, name: str, door: str) -> Group:
-        """Claim the group for the members at `door`, creating it if needed. Raise GroupBusy if its members belong to
-        the other door. A server claims a group when its first member joins there, and leaves the door when the last one
-        has gone.
+        """Claim the group for members of `door`, creating it if needed. Raise GroupBusy if its members belong to the
+        other door.
+
+        A server claims a group when its first member joins, and gives the door up when the last one has left.
         """
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             group = self.claim(execute, checked_name(name), door)
@@ -314,7 +317,7 @@ class Groups:
         self._doors.release(group.number)
 
     def held_doors(self) -> list[Group]:
-        """Return the groups whose door the server holds: also those of a claim that failed when it was held."""
+        """Return the groups whose door byte the server holds, including those of a claim that failed afterwards."""
         return [group for _, group in self._doors.items()]
 
     def claim(self, execute: Execute, name: str, door: str = "klamm") -> Group:
@@ -327,14 +330,14 @@ class Groups:
             return group
         if door == "klamm" and self._sits_at_server(group):
             raise GroupBusy(
-                f"group {name!r}: its members sit at the Kafka server of this store",
+                f"group {name!r}: its members belong to the Kafka server of this store",
                 hint="stop those, or use another group here",
             )
         pending = "SELECT 1 FROM pending_offsets WHERE group_number = ?"
         if door == "klamm" and execute(pending, (group.number,)).fetchone():
             raise GroupBusy(
                 f"group {name!r}: a transaction over the wire has yet to commit offsets of it",
-                hint="it ends with its timeout at the latest; store.transactions tells of it",
+                hint="it ends with its timeout at the latest; store.transactions shows it",
                 code="open_transaction",
             )
         if door == "kafka" and self.live_member_indexes(group.number):
@@ -349,14 +352,14 @@ class Groups:
         return group
 
     def existing(self, execute: Execute, name: str) -> Group:
-        """Like `look_up`, but raise UnknownGroup if there is none; without a hint, which takes long for many names."""
+        """Like `look_up`, but raise UnknownGroup if there is none. Without a hint: that is slow with many names."""
         found = self.look_up(execute, name)
         if found is None:
             raise UnknownGroup(f"Consumer group {name!r} does not exist")
         return found
 
     def create(self, execute: Execute, name: str, door: str) -> Group:
-        """Make a group that is not there."""
+        """Create a group that does not exist."""
         catalog = self._core.catalog
         number = int(catalog.meta(execute, "next_group"))
         if not 0 <= number < MAX_GROUPS:
@@ -367,7 +370,7 @@ class Groups:
         return group
 
     def delete(self, name: str) -> None:
-        """Forget a group that has no members, and its offsets."""
+        """Delete a group that has no members, and its offsets."""
         self._database.check_writable()
         with self._hinting(name), self._database.db_lock(), self._database.transaction() as execute:
             group = self.existing(execute, checked_name(name))
@@ -375,7 +378,7 @@ class Groups:
             delete_group(execute, group)
 
     def check_not_live(self, group: Group) -> None:
-        """Raise GroupBusy if the group has members, at any door. Called under the klamm.db lock."""
+        """Raise GroupBusy if the group has members of any door. Called under the klamm.db lock."""
         self.check_not_embedded(group)
         if group.door == "kafka" and self._sits_at_server(group):
             raise GroupBusy(
@@ -408,7 +411,7 @@ class Groups:
         members = self._core.members
         if members is not None:
             ranges = members.held(byte, length)
-        else:  # a store opened for reading only asks the kernel, and holds nothing
+        else:  # a store opened for reading only holds nothing: ask the kernel
             try:
                 fd = os.open(f"{self._core.files}/members", os.O_RDONLY)
             except FileNotFoundError:
@@ -447,10 +450,10 @@ class Groups:
         max_size: int,
         take: Callable[[int, JoinResult], bool],
     ) -> JoinResult:
-        """Take a place: a named member its own, others the lowest that is free. The byte first, then the row.
+        """Join the group. A static member gets its previous index, others the lowest free one. Take the byte before the
+        row.
 
-        `take` takes the byte, so that it is the caller's from the first moment, and the caller releases it after an
-        error.
+        `take` takes the byte, so the caller owns it from the first moment, and releases it after an error.
         """
         self._locks()
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
@@ -460,7 +463,7 @@ class Groups:
             kept = {row.member_index: row for row in rows if row.member_index in live or row.name is not None}
             mine = next((row for row in rows if member is not None and row.name == member), None)
             if mine is not None and mine.member_index in live:
-                raise GroupBusy(f"group {name!r}: a member named {member!r} lives already")
+                raise GroupBusy(f"group {name!r}: a member named {member!r} is alive already")
             if len(live) >= max_size:
                 raise GroupBusy(
                     f"group {name!r}: has {len(live)} members, and group.max.size is {max_size}",
@@ -482,7 +485,7 @@ class Groups:
         return joined
 
     def save_owned(self, joined: JoinResult, owned: Iterable[TopicPartition]) -> None:
-        """Record which partitions a member has, for others to see."""
+        """Record which partitions a member owns, so that other processes can show it."""
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             for row in self._rows(execute, joined.group.number):
                 if row.member_index == joined.member_index and row.id == joined.id:
@@ -499,7 +502,7 @@ class Groups:
                 )
 
     def expire(self, number: int, row: MemberRow) -> None:
-        """Free the index of a static member that did not come back in time, unless it just did."""
+        """Free the index of a static member that did not rejoin in time, unless it has just done so."""
         byte = group_lock_base(number) + row.member_index
         held: HeldBytes[int, None] = HeldBytes(self._locks())
         with self._database.db_lock(), held:
@@ -515,7 +518,7 @@ class Groups:
     # ---- offsets
 
     def offsets(self, number: int) -> dict[PartitionKey, OffsetRow]:
-        """Return what is committed, by (topic id, partition)."""
+        """Return the committed offsets, by (topic id, partition)."""
         with self._database.reading() as execute:
             return self.read_offsets(execute, number)
 
@@ -540,7 +543,7 @@ class Groups:
         *,
         expect: Mapping[PartitionKey, int | None] | None = None,
     ) -> None:
-        """Store offsets, in a write of their own. The caller knows that the partitions are its own."""
+        """Store offsets in a transaction of their own. The caller owns the partitions."""
         if expect is None:
             now_ms = time.time_ns() // 1_000_000
             values = [_values(number, row, now_ms) for row in rows]
@@ -553,7 +556,7 @@ class Groups:
     # ---- the whole
 
     def check(self) -> list[str]:
-        """Return what is wrong with rows: not as they were written, or belonging to nothing."""
+        """Return the problems of the rows: wrong checksums, and rows that belong to no group, topic or member."""
         problems: list[str] = []
         with self._database.reading() as execute:
             next_group = int(self._core.catalog.meta(execute, "next_group"))

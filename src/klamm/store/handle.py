@@ -1,6 +1,6 @@
 """Base class of the objects that calls on a store make, as `store.consumer()` makes a Consumer.
 
-They are public, so that programs can annotate them; called by a program, they raise a TypeError that names the call.
+The classes are public, for annotations. Called by a program, they raise a TypeError that names the call to use.
 """
 
 from __future__ import annotations

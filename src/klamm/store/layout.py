@@ -1,4 +1,4 @@
-"""The layout of a store's directory, and what is refused before anything is touched."""
+"""The layout of a store's directory, and the checks before anything in it is touched."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def no_catalog(path: str) -> NotAStore:
 
 
 def check_before(path: str, *, read_only: bool, create: bool, force_filesystem: bool) -> None:
-    """Refuse what is not a store and cannot become one, before anything is touched."""
+    """Raise if the directory is neither a store nor can become one, before anything is touched."""
     if not os.path.exists(path):
         if read_only or not create:
             raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")

@@ -1,16 +1,16 @@
-"""Lineage: what committed transactions have read and written, for as long as `lineage.retention.ms` says.
+"""Lineage: the inputs and outputs of committed transactions, kept for `lineage.retention.ms`.
 
     lineage     id, producer_id, epoch, name, ended_ms, inputs, outputs, crc
 
     inputs      JSON: [[group, topic id, partition, start, end], …], the progress of groups that was part of it
-    outputs     JSON: [[topic id, partition, start, end], …], half-open. In between may be records of others: one
-                belongs to the transaction if its batch has the producer id.
+    outputs     JSON: [[topic id, partition, start, end], …], half-open. Records of other producers may lie in between:
+                a record belongs to the transaction if its batch has the producer id.
 
 Promises
-  LIN1  A row is written in the SQLite transaction that commits what it tells of: it is there if and only if that is
-        committed, and the setting was on.
-  LIN2  There are no more than KEPT rows, and maintenance removes those that are older than the setting.
-  LIN3  A commit does not wait for a stopped process: the output of a log that one holds is not recorded.
+  LIN1  A row is written in the SQLite transaction that commits the transaction it describes. So it exists if and only
+        if that transaction is committed and the setting was on.
+  LIN2  There are at most KEPT rows, and maintenance removes rows that are older than the setting.
+  LIN3  A commit does not wait for a stopped process: outputs in a log that such a process has locked are not recorded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LineageTable:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._setting = -1, 0  # at which change of the catalog, and what it was then
+        self._setting = -1, 0  # version of the catalog, and the setting as of it
 
     @property
     def retention_ms(self) -> int:
@@ -68,7 +68,7 @@ class LineageTable:
         return self._setting[1]
 
     def outputs(self, producer_id: int, partitions: Iterable[tuple[PartitionKey, Partition]]) -> list[Output]:
-        """Return what a transaction has in these logs, before it is decided. Not under the write lock of klamm.db."""
+        """Return the outputs of a transaction in these logs, before it is decided. Not under the klamm.db lock."""
         found = []
         for key, partition in partitions:
             try:
@@ -89,7 +89,7 @@ class LineageTable:
         execute("DELETE FROM lineage WHERE id <= ?", (last - KEPT,))
 
     def find(self, record: Record) -> Lineage | None:
-        """Return the transaction that a record came with; None if it had none, or nothing is known of it (any more)."""
+        """Return the transaction that wrote a record. None if there was none, or if its row is missing or expired."""
         opened = self._core.topic(record.topic)
         producer_id = _producer_of(opened.partition(record.partition), record.offset)
         if producer_id is None:
@@ -125,7 +125,7 @@ class LineageTable:
         ]
 
     def sweep(self) -> int:
-        """Remove what is older than the setting; all, if it is off. Return how many."""
+        """Delete the rows that are older than the setting, all if it is off. Return how many."""
         database = self._core.catalog.database
         oldest_ms = self._core.heads.wall_ms() - self.retention_ms if self.retention_ms else 1 << 62
         query = "FROM lineage WHERE ended_ms < ?"

@@ -1,8 +1,8 @@
-"""Maintenance of a store: checkpoints, retention, compaction, leftovers; on request, or every now and then in a thread.
+"""Maintenance of a store: checkpoints, retention, compaction, leftovers; on request, or regularly in a thread.
 
-The thread belongs to the Store that asked for it and ends with it. It keeps only a weak reference: a Store that is
-dropped without being closed is not kept alive. Several processes may do the same at the same time: who finds a
-partition being cleaned goes on to the next.
+The thread belongs to the Store that started it and ends with it. It has only a weak reference, so it does not keep a
+Store alive that is dropped without being closed. Several processes may maintain a store at the same time: a process
+that finds a partition being cleaned goes on to the next one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Stopped(Exception):
 
 
 def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Sync and note how far, end what was abandoned, remove what retention says, compact what is worth it, sweep."""
+    """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep
+    leftovers.
+    """
 
     def progress(*_: object) -> None:
         if is_over():
@@ -62,10 +64,10 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
             partition.cleanup.expire()
             _compact(partition, progress, force=False, wait=False, memory_bytes=MEMORY_BYTES)
         except UnknownTopic:
-            continue  # deleted meanwhile
+            continue  # deleted just now
         except IndexRebuildStopped:
             return
-        except KlammError as error:  # the others are looked after, too; then it is raised
+        except KlammError as error:  # do the other partitions first, then raise
             failed = failed or error
     reserve.refill(core.files)
     if failed is not None:
@@ -75,7 +77,7 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
 def compact(
     core: Core, topic: str | None, *, force: bool, memory_bytes: int, progress: Progress | None
 ) -> CompactionReport:
-    """Compact one topic, or all that are compacted, where it is worth it; with `force`, anyway."""
+    """Compact one topic, or all with cleanup.policy=compact, where it is worth it; with `force`, in any case."""
     if not isinstance(memory_bytes, int) or memory_bytes < 1:
         raise InvalidSetting(f"memory_bytes: {memory_bytes!r} is invalid", hint="expected a number of bytes")
     begin = time.monotonic()
@@ -107,7 +109,7 @@ def compact(
 
 
 def partitions_of(core: Core, topic: str | None) -> list[Partition]:
-    """Return the partitions of a compacted topic, or all of the store but those that never had a record."""
+    """Return the partitions of a compacted topic, or all partitions of the store that ever had a record."""
     if topic is not None:
         found = core.topic(topic).partitions()
         if not found[0].is_compacted:
@@ -139,7 +141,7 @@ class Maintained(Protocol):
 
 
 class Maintainer:
-    """A thread that looks after a store every so many seconds."""
+    """A thread that maintains a store at an interval."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -147,12 +149,12 @@ class Maintainer:
         self._thread: DaemonThread | None = None
 
     def start(self, store: Maintained) -> None:
-        """Begin; also in a forked child, which the thread is not copied to."""
+        """Start the thread; also in a forked child, to which threads are not copied."""
         self._over = over = StopFlag()
         self._thread = DaemonThread(_look_after, "klamm-maintainer", weakref.ref(store), self._every_s, over)
 
     def stop(self) -> None:
-        """Return when the thread has ended; a compaction is given up where it is."""
+        """Stop the thread and wait for its end; a compaction is interrupted where it is."""
         self._over.set()
         if self._thread is not None and not self._thread.is_current:
             self._thread.join()

@@ -1,6 +1,6 @@
-"""Markers of transactions: control batches that end one in a log; and logs that a stopped process holds.
+"""Markers: control batches that end a transaction in a log. And tests for logs that a stopped process has locked.
 
-Resolving a transaction must not wait for a stopped process (T4): so it asks first whether a log can be written.
+Resolving a transaction must not wait for a stopped process (T4), so it first tests whether a log can be written.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
     "write_marker_now",
 ]
 
-_STOPPED_S = 0.05  # so long may an append lock be held, and the log not change, before its holder counts as stopped
-_TRIES = 20  # to get the append lock from another thread
+_STOPPED_S = 0.05  # after an append lock is held this long without a change of the log, its holder counts as stopped
+_TRIES = 20  # wait for the append lock of another thread
 _BETWEEN_S = 0.0002
-_STALLED_S = 1.0  # and a flush lock, without anything reaching the disk
+_STALLED_S = 1.0  # the same for a flush lock: no sync has ended
 
 
 def write_marker(partition: Partition, row: Row) -> int:
-    """End a decided transaction in one log, unless that was done. The marker is below the offset that is returned."""
+    """Write the marker of a decided transaction to one log, unless it is there. Return an offset above the marker."""
     offset = partition.append_marker(
         row.producer_id, row.next_epoch, commit=row.is_committed, same_epoch=row.keeps_epoch
     )
@@ -42,7 +42,7 @@ def write_marker(partition: Partition, row: Row) -> int:
 
 
 def write_marker_now(partition: Partition, row: Row) -> int | None:
-    """Like `write_marker`, but return None if that takes more than a moment, or there is nothing to do."""
+    """Like `write_marker`, but return None rather than wait, and if there is nothing to do."""
     for _ in range(_TRIES):
         offset = partition.append_marker_now(
             row.producer_id, row.next_epoch, commit=row.is_committed, same_epoch=row.keeps_epoch
@@ -60,12 +60,12 @@ def is_deleted(partition: Partition) -> bool:
 
 
 def is_synced(ends: Iterable[tuple[Partition, int]]) -> bool:
-    """Return whether logs are on disk up to these offsets."""
+    """Return whether the logs are on disk up to these offsets."""
     return all(partition.log.flushed_offset >= end_offset for partition, end_offset in ends)
 
 
 def can_append(partition: Partition) -> bool:
-    """Return False if another process holds the append lock and does nothing: it is stopped."""
+    """Return False if another process holds the append lock without appending: it is stopped."""
     seq, until = partition.log.seq, time.monotonic() + _STOPPED_S
     while partition.log.is_locked_elsewhere:
         if partition.log.seq != seq:
@@ -77,13 +77,13 @@ def can_append(partition: Partition) -> bool:
 
 
 def is_flushed_elsewhere(core: Core, partition: Partition) -> bool:
-    """Return whether another process syncs the log just now."""
+    """Return whether another process is syncing the log."""
     assert core.lock is not None
     return bool(core.lock.held(partition.log.flush_byte))
 
 
 def sync_if_possible(core: Core, partition: Partition, end_offset: int) -> bool:
-    """Sync up to an offset. Return False if another process began to, and does not come to an end."""
+    """Sync up to an offset. Return False if another process is syncing and does not finish."""
     log = partition.log
     until = time.monotonic() + _STALLED_S
     while log.flushed_offset < end_offset and is_flushed_elsewhere(core, partition):

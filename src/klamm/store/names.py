@@ -2,7 +2,7 @@
 
 1 to 249 characters of A-Z a-z 0-9 . _ -        but neither "." nor ".."
 a.b and a_b exclude each other                  Kafka's metrics spell both a_b
-__klamm at the start                            ours: topics that Klamm makes for itself
+__klamm at the start                            reserved: topics that Klamm creates for itself
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def validate(name: str, *, internal: bool = False) -> str:
             " '.', '_' and '-'"
         )
     if name.startswith(RESERVED) and not internal:
-        raise InvalidTopic(f"{name!r}: names that start with {RESERVED!r} are kept for Klamm's own topics")
+        raise InvalidTopic(f"{name!r}: names that start with {RESERVED!r} are reserved for Klamm's own topics")
     return name
 
 
@@ -60,6 +60,6 @@ def directory_name(name: str, topic_id: TopicId) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint for a mistyped `name`: the known name most like it."""
+    """Return a hint for a mistyped `name`: the most similar known name."""
     close = get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else None

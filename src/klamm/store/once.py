@@ -1,22 +1,22 @@
-"""Numbers that writers have committed: so that what comes again is not committed again.
+"""Numbers of writers (`tx.once`): what was committed under a number is not committed again.
 
     once    writer, target, number, committed_ms, fingerprint, note, crc
 
 A row is the last number of a writer for one target. It is written in the SQLite transaction that commits its records
-and offsets (transactions.py, step 5), so it is there if and only if they are. `fingerprint` says what the number stood
-for, `note` is for people; what is in them is the writer's affair. Spark's batches have a rule of their own for when two
-fingerprints are the same (spark/batches.py); that of everybody else is: when they are equal.
+and offsets (transactions.py, step 5), so it is there if and only if they are. `fingerprint` identifies what the number
+stood for, `note` is for people; the writer chooses both. Two fingerprints match when they are equal; for Spark's
+batches spark/batches.py has a rule of its own.
 
-A number alone says little: a writer that was put back from a copy gives another meaning to a number that it has used.
-To skip that one would lose its records.
+A number alone is not enough: a writer that was restored from a copy may use a number again for other records. To skip
+those would lose them.
 
 Promises
   ONC1  A number that is not greater than the row's is never committed: `put` raises, under the write lock of klamm.db,
-        and with it the transaction is aborted. So two that write under one name by mistake commit each number once.
+        and with it the transaction is aborted. So two writers that use one name by mistake commit each number once.
   ONC2  It is skipped only if writer, target, number and fingerprint are those of the row; else OnceMismatch.
   ONC3  The table is bounded. A row goes when its writer has been silent for SILENT_MS and KEPT others are younger: a
         store with fewer writers than that never forgets one.
-  ONC4  A row that is not what was written is an error, as in the catalog.
+  ONC4  A row whose checksum is wrong is an error, as in the catalog.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _COLUMNS = "writer, target, number, committed_ms, fingerprint, note"
 
 
 class AlreadyCommitted(TransactionError):
-    """The number was committed before. Never raised to callers: there is nothing to do."""
+    """The number was committed before. Callers never see it: there is nothing to do."""
 
 
 class WriterNumber(NamedTuple):
-    """A number of a writer, and what it stands for."""
+    """A number of a writer, with its target and fingerprint."""
 
     writer: str
     target: str
@@ -98,7 +98,7 @@ def last(database: Database, writer: str, target: str = "") -> int | None:
 
 
 def is_committed(execute: Execute, once: WriterNumber) -> bool:
-    """Return whether the number is committed. Raise OnceMismatch if it, or a later one, is with another meaning."""
+    """Return whether the number is committed. OnceMismatch if it has another fingerprint, or a later one is."""
     there = find(execute, once.writer, once.target)
     if there is None or once.number > there.number:
         return False
@@ -112,7 +112,7 @@ def is_committed(execute: Execute, once: WriterNumber) -> bool:
         f"{message}: nothing was written",
         number=once.number,
         last_number=there.number,
-        hint=f"numbers of a writer only go up: give what is new one above {there.number}, or another writer's name",
+        hint=f"numbers of a writer only increase: use one above {there.number}, or another writer name",
     )
 
 
@@ -124,14 +124,14 @@ def put(execute: Execute, once: WriterNumber) -> None:
 
 
 def write(execute: Execute, once: WriterNumber, *, now_ms: int | None = None) -> None:
-    """Replace the row of a writer and target, unasked."""
+    """Replace the row of a writer and target, without checks."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     values = (once.writer, once.target, once.number, now_ms, once.fingerprint, once.note)
     execute(f"INSERT OR REPLACE INTO once ({_COLUMNS}, crc) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
 
 
 def sweep(database: Database, *, now_ms: int | None = None) -> int:
-    """Forget writers that have been silent for long, but for the latest (ONC3). Return how many."""
+    """Delete the rows of writers that have been silent for long, except the latest (ONC3). Return how many."""
     before_ms = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) - SILENT_MS
     query = (
         "SELECT writer, target FROM once WHERE committed_ms < ?1 AND (writer, target) NOT IN"

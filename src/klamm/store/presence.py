@@ -1,9 +1,9 @@
-"""Presence: which processes have a store open, and whether its lock files are still the ones they use.
+"""Presence: tells whether other processes have a store open, and whether its lock files are the ones they use.
 
 Each process that has the store open holds a shared lock in three files: `lock`, `members` and `heads`. A process that
-has to recover the store, or to make one of these files again, takes all three alone first. So a file that was removed
-or replaced while another process has the store open is noticed: the new file is free, the other two are not. `heads`
-also has the inodes of the two lock files, so that a new one is told from the one that everybody uses.
+has to recover the store, or to create one of these files again, first takes all three exclusively. So a file that was
+removed or replaced while another process has the store open is noticed: the new file is free, the other two are not.
+`heads` also has the inodes of the two lock files, to tell a new file from the one in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Presence:
         self.is_alone = False
 
     def enter_heads(self) -> None:
-        """Lock in `heads`, too, once it is there."""
+        """Take the lock in `heads`, once that file exists."""
         if self._heads is None:
             self._heads = LockFile(f"{self._path}/heads", create=False)
             if self.is_alone and not self._heads.try_hold(_IN_HEADS):
@@ -50,7 +50,7 @@ class Presence:
         return found if self._heads is None else [*found, (self._heads, _IN_HEADS)]
 
     def be_alone(self, why: str) -> None:
-        """Take all of them alone. StoreBusy if another process has the store open."""
+        """Take all three exclusively. Raise StoreBusy if another process has the store open."""
         if self.is_alone:
             return
         taken: list[tuple[LockFile, int]] = []
@@ -87,7 +87,7 @@ class Presence:
         heads.lock_files = ours
 
     def join(self) -> None:
-        """Share the lock files with the other processes from now on."""
+        """Share the locks with other processes from now on."""
         for file, byte in self._bytes():
             self._share(file, byte)
         self.is_alone = False

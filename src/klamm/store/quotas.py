@@ -2,8 +2,8 @@
 
     client_quotas    entity, name, value, changed_ms, crc
 
-An entity is what a quota is for: a user, a client id, both, or an address; each by its name, or the default (None) for
-all that have no quota of their own. In the table it is JSON: {"client-id": null, "user": "alice"}.
+An entity is the subject of a quota: a user, a client id, both, or an address. Each has a name, or is the default (None)
+for all without a quota of their own. In the table it is JSON: {"client-id": null, "user": "alice"}.
 
     user, client-id    producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
     ip                 connection_creation_rate
@@ -12,8 +12,8 @@ The table is made with the first quota, and with it the compatible feature QUOTA
 the store, and throttles no one.
 
 Promises
-  QTA1  What is changed in one call is one durable write: all of it is there, or nothing.
-  QTA2  A row that is not what was written is an error.
+  QTA1  All changes of one call are one durable write: all of them are there, or none.
+  QTA2  A row whose checksum is wrong is an error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LARGEST_WHOLE = {PRODUCER_BYTE_RATE: _INT64, CONSUMER_BYTE_RATE: _INT64, CONNEC
 _OF_CLIENTS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
 _OF_ADDRESSES = (CONNECTION_CREATION_RATE,)
 _FRACTION = 1e-6
-_SMALLEST = 1e-6  # by a smaller rate a debt lasts longer than clocks count
+_SMALLEST = 1e-6  # with a smaller rate, a debt would outlast the range of the clock
 MAX_NAME_BYTES = 1024
 
 _SCHEMA = """
@@ -79,7 +79,7 @@ _COLUMNS = "entity, name, value, changed_ms"
 
 
 def make_entity(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """Return the entity of these parts. Raise InvalidSetting, in Kafka's words, if there can be none."""
+    """Return the entity of these parts. Raise InvalidSetting, in Kafka's words, if they are invalid."""
     by_type: dict[str, str | None] = {}
     for kind, name in parts:
         if kind in by_type:
@@ -103,7 +103,7 @@ def make_entity(parts: Iterable[tuple[str, str | None]]) -> Entity:
 
 
 def _address(text: str | None) -> str | None:
-    """Return an address as connections have it. Names are not looked up: what they stand for may change."""
+    """Return an address in the form that connections have. Host names are not resolved: their addresses may change."""
     if text is None:
         return None
     try:
@@ -141,7 +141,7 @@ class Quotas:
         self._database: Database = catalog.database
 
     def version(self) -> object:
-        """Return what changes whenever quotas may have changed."""
+        """Return a value that changes whenever quotas may have changed."""
         return self._database.version()
 
     def all(self) -> dict[Entity, dict[str, float]]:
@@ -158,7 +158,7 @@ class Quotas:
         return quotas
 
     def alter(self, changes: Iterable[tuple[Entity, Mapping[str, float | None]]]) -> None:
-        """Set quotas, and remove those whose value is None. Raise InvalidSetting if one cannot be."""
+        """Set quotas; remove those with the value None. Raise InvalidSetting if one is invalid."""
         changes = list(changes)
         for entity, values in changes:
             for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Mending a log: everything good stays, in its place and with its offsets.
+"""Repair a log: every good batch stays, with its offsets.
 
     a damaged base offset, or epoch     is put back (they lie outside of the CRC)
     damage before good batches          an empty batch takes its place and its offsets, as after cleaning
@@ -6,11 +6,11 @@
     damage at the end                   is cut off
     nothing left at the start           the log starts later
 
-What is taken away is kept beside the log, in `<segment>.cut-<time>`. Afterwards the log is recovered from its first
-segment on: new head, indexes, table of producers, and a new leader epoch, so that stored positions are looked at again.
+Removed bytes are kept beside the log, in `<segment>.cut-<time>`. Afterwards the log is recovered from its first segment
+on: new head, indexes, table of producers, and a new leader epoch, so that readers validate their stored positions.
 
-A segment that is rewritten is a new file, while other processes may still append to the old one; so the last segment,
-once rewritten, is never the active one again: an empty one follows it.
+A rewritten segment is a new file, and another process may still have the old one open. So a last segment that was
+rewritten is never appended to again: an empty segment follows it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def empty_batches(first: int, end: int, epoch: int) -> bytes:
 
 
 def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool, boot_count: int) -> list[str]:
-    """Make the files whole and recover the log from them. The caller holds the clean byte. What was done, in words."""
+    """Repair the files and recover the log from them. The caller holds the clean byte. Return what was done."""
     with log.point_lock(), log.append_lock(), log.flush_lock():
         now: head.Snapshot | None = None
         if not log.flags & head.NEEDS_RECOVERY:
@@ -62,7 +62,7 @@ def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool,
 
 class _Repair:
     def __init__(self, directory: str, now: head.Snapshot | None, proof: head.Evidence, contiguous: bool) -> None:
-        """Prepare a repair. `proof`: what an old head proves, when there is no head to rely on (`now`)."""
+        """Prepare a repair. `now`: the head, if it can be relied on; else `proof` is what an old head proves."""
         self.directory = directory
         self.now = now
         self.proof = proof
@@ -99,7 +99,7 @@ class _Repair:
         if first > log_start:
             self.done.append(f"moved the start of the log from offset {log_start} to {first}")
         epochs = known.epochs if known else ()  # else recovery finds them in the batches
-        if not self.contiguous:  # what comes to lie at offsets that were cut off has not been compacted
+        if not self.contiguous:  # new records at the offsets that were cut off are not compacted
             cleaner_checkpoint.store(self.directory, cleaner_checkpoint.CleanerCheckpoint(0, min(self.gaps_below, end)))
         files.sync_directory(self.directory)
         snapshots = segment.bases(self.directory, producers.SUFFIX)
@@ -111,7 +111,9 @@ class _Repair:
         return self.done
 
     def _end_of(self, base: int) -> int:
-        """Return the byte up to which a segment was committed; its size, if that is unknown or the file is shorter."""
+        """Return the byte where the committed part of a segment ends; its size if that is unknown or the file is
+        shorter.
+        """
         size = os.stat(segment.path_of(self.directory, base)).st_size
         return min(size, self.now.position) if self.now and base == self.now.active_base else size
 
@@ -121,7 +123,9 @@ class _Repair:
         return batches(path, base, self._end_of(base), contiguous=self.contiguous, highest_epoch=highest)
 
     def _set_aside(self, found: list[int]) -> list[tuple[int, int]]:
-        """Rename segments without a good batch, or out of line; the others, with the offset after their last one."""
+        """Rename segments without a good batch or with misplaced offsets. Return the others, with the offset after
+        each.
+        """
         kept: list[tuple[int, int]] = []
         for base in found:
             following = max(
@@ -141,7 +145,7 @@ class _Repair:
         return kept
 
     def _rewrite(self, base: int, wanted: int, *, last: bool) -> bool:
-        """Put the segment right, so that it ends at offset `wanted`. False if it was right."""
+        """Rewrite the segment so that it ends at offset `wanted`. Return False if nothing was wrong."""
         found = list(self._damage(base, wanted, last=last))
         path = segment.path_of(self.directory, base)
         if not found and self._end_of(base) == os.stat(path).st_size:
@@ -150,7 +154,8 @@ class _Repair:
             self._write(
                 path + self.suffix, (data for each, _ in found for data in self._bytes(path, each.position, each.stop))
             )
-            files.sync_directory(self.directory)  # what is taken away is kept, name and bytes, before it goes
+            # The copy of the removed bytes is durable before the segment is replaced.
+            files.sync_directory(self.directory)
         files.remove(segment.path_of(self.directory, base, ".index"))
         self._write(path + ".new", self._repaired(base, found))
         _os.rename(path + ".new", path)

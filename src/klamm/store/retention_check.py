@@ -1,12 +1,12 @@
-"""The retention check: expire what is too old, or too much, in topics without writers.
+"""The retention check: apply retention.ms and retention.bytes to topics without writers.
 
-A process that appends cleans up behind itself when it begins a segment. For topics in which no segment begins, the
-maintenance thread of a process that appends to the store, or consumes from it, looks at every partition each five
-minutes, as Kafka does (log.retention.check.interval.ms). `heads` says when the last check was, so that of many
-processes one makes it, and a process that lives shorter than that makes the check that is due.
+A process that appends applies retention when it begins a segment. For idle topics, the maintenance thread of any
+process that appends to the store or consumes from it checks every partition each five minutes, as Kafka does
+(log.retention.check.interval.ms). `heads` has the time of the last check, so only one of many processes makes it, and a
+short-lived process makes one that is due.
 
-Looking is cheap: the head of a partition and the index of its oldest segment. Only a partition that has something to
-expire is opened; after a boot, that recovers it.
+The check is cheap: it reads the head of a partition and the index of its oldest segment. Only a partition with
+something to expire is opened; after a boot, that recovers it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("klamm")
 
 
 def wait_s(core: Core) -> float:
-    """Return the seconds until the next check is due; 0: now. The first is due minutes after the first use."""
+    """Return the seconds until the next check; 0: it is due. The first is due minutes after the first use."""
     heads = core.heads
     now_ms, checked_ms = heads.boot_ms(), heads.retention_checked_ms
     if not 0 < checked_ms <= now_ms:  # never since the boot
@@ -40,7 +40,7 @@ def wait_s(core: Core) -> float:
 
 
 def run(core: Core, is_over: Callable[[], bool]) -> None:
-    """Check all partitions; when `is_over`, stop, and leave the check to another process."""
+    """Check all partitions. Stop when `is_over`; another process then makes the check."""
     is_done = True
     try:
         is_done = _check_all(core, is_over)
@@ -75,7 +75,7 @@ def _check(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms: int) 
             topic.partition(number).cleanup.expire(wait=False)
     except (UnknownTopic, FileNotFoundError):
         pass  # deleted or expired since
-    except (KlammError, OSError, head.HeadResult) as error:  # the others are checked, too
+    except (KlammError, OSError, head.HeadResult) as error:  # go on with the other partitions
         _log.warning("%s/%d: retention: %s", topic.name, number, error)
 
 
@@ -103,7 +103,7 @@ def _has_expired(core: Core, topic: OpenTopic, number: int, slot: int, clock_ms:
 
 
 def _files_have_expired(directory: str, settings: Settings, clock_ms: int) -> bool:
-    """Return whether files have expired, by times and sizes, for a log not recovered since the boot."""
+    """Return whether files have expired, by their times and sizes: for a log that was not recovered since the boot."""
     statuses = [os.stat(segment.path_of(directory, base)) for base in segment.bases(directory)]
     if not statuses:
         return False

@@ -1,4 +1,4 @@
-"""Checksums of rows: SQLite has none of its own, so every row of klamm.db that matters carries one."""
+"""Checksums of rows of klamm.db: SQLite has none."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def crc(*values: object) -> int:
 
 
 def crc_of_text(text: str) -> int:
-    """Return the same for the repr of the values, as a tuple."""
+    """Return `crc(*values)`, given repr(values)."""
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
-"""Read again what was cut off a log: the files `<segment>.log.cut-<time>`.
+"""Salvage: read the records that were cut off a log, in the files `<segment>.log.cut-<time>`.
 
-Recovery leaves one where it cuts a torn tail, repair where it takes damage out. Whatever is a whole batch in there, its
-CRC right, is returned record by record, with the offset it had; another record may have that offset by now.
+Recovery writes such a file when it cuts a torn tail, repair when it removes damage. Every whole batch in it with a
+right CRC is returned record by record, with the offsets it had; other records may have these offsets by now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(\d{20})\.log\.cut-(\d+)")
 
 
 def cuts_of(files: str, topic: Topic) -> list[Cut]:
-    """Return the files with what was cut off the logs of a topic, oldest first."""
+    """Return the files of bytes that were cut off the logs of a topic, oldest first."""
     found = []
     for partition in range(len(topic.partitions)):
         directory = f"{files}/topics/{topic.directory}/{partition}"
@@ -36,7 +36,7 @@ def cuts_of(files: str, topic: Topic) -> list[Cut]:
 
 
 def set_aside(store_path: str) -> list[str]:
-    """Return the paths of what repair took out of the store beside its logs: klamm.db if damaged, orphans."""
+    """Return the paths of other things that repair set aside: a damaged klamm.db, orphans."""
     patterns = (f"{DAMAGED}*", "orphans/*")
     return sorted(path for pattern in patterns for path in glob.glob(f"{glob.escape(store_path)}/{pattern}"))
 

@@ -1,13 +1,13 @@
-"""SCRAM credentials (RFC 5802): what is stored of a password, and how a password or a proof is checked against it.
+"""SCRAM credentials (RFC 5802): derive them from passwords, and check passwords and proofs against them.
 
     salted password   PBKDF2-HMAC(password, salt, iterations)
     client key        HMAC(salted password, "Client Key")
     stored key        H(client key)                           stored
     server key        HMAC(salted password, "Server Key")     stored
 
-Neither the password nor the salted password is stored. With a stored credential one can check a password, and prove to
-a client that one has it; one cannot log in. A password is used as its UTF-8 bytes, as Kafka and its clients use it: it
-is not normalized (SASLprep).
+Neither the password nor the salted password is stored. A stored credential is enough to check a password, and to prove
+to a client that the server has it, but not to log in. A password is used as its UTF-8 bytes, as Kafka and its clients
+use it: it is not normalized (SASLprep).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Credential(NamedTuple):
     server_key: bytes
 
     def __repr__(self) -> str:
-        return f"Credential({self.mechanism}, {self.iterations} iterations)"  # the keys are shown nowhere
+        return f"Credential({self.mechanism}, {self.iterations} iterations)"  # so that no log shows the keys
 
     def fits(self, password: str) -> bool:
         """Return whether this is the password. It takes as long as the iterations say."""
@@ -66,7 +66,7 @@ class Credential(NamedTuple):
         return hmac.compare_digest(hashlib.new(name, client_key).digest(), self.stored_key)
 
     def sign(self, auth_message: bytes) -> bytes:
-        """Return what proves to the client that the server has its credential."""
+        """Return the proof for the client that the server has its credential."""
         return hmac.digest(self.server_key, auth_message, hash_name(self.mechanism))
 
 

@@ -1,13 +1,13 @@
-"""Scratch directories: files that wait for their commit, and are of no use after it.
+"""Scratch directories: temporary files that are needed until a commit.
 
     staging/        Spark's (spark/staged_files.py)
 
 A module that makes such files names the directory here, and removes them when their commit is done or given up. What
 killed processes leave is swept by maintenance, in any process, whether or not it knows what the files are for:
 
-  SCR1  Files whose names are the same up to the second dot wait for one commit, and are swept together: a day after the
-        last of them was written, and never while a process holds byte 0 of one of them, as its writer does. So a job
-        may take longer than a day.
+  SCR1  Files with names that are equal up to the second dot belong to one commit, and are swept together: a day after
+        the last of them was written, and never while a process holds byte 0 of one of them, as its writer does. So a
+        job may take longer than a day.
   SCR2  An empty directory is swept when it is 30 days old: a job makes its own before the first of its tasks starts.
 """
 
@@ -31,13 +31,13 @@ _HELD = 0  # the byte of a file that its writer holds
 
 
 def hold(fd: int) -> None:
-    """Keep a file, and those that wait for the same commit, from being swept as long as the descriptor is open."""
+    """Protect a file, and the others of its commit, from being swept as long as the descriptor is open."""
     if _os.HAS_BYTE_LOCKS:
         _os.lock_byte(fd, _HELD)
 
 
 def sweep(core: Core, *, now_s: float | None = None) -> int:
-    """Remove what is old, also what a copied store has of the one it was copied from. Return how many."""
+    """Remove old files, including those that a copy has from its original. Return how many."""
     if core.read_only:
         return 0
     now_s = time.time() if now_s is None else now_s

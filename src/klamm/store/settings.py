@@ -1,8 +1,8 @@
-"""Settings of a topic: Kafka's names and defaults; only those that Klamm honours.
+"""Settings of a topic: Kafka's names and defaults, of the settings that Klamm supports.
 
 The class below is the table: one line a setting, with its name, default, range and meaning. A topic stores only what
-differs from the defaults on purpose (`to_dict`), as strings, the way Kafka's tools show and take them. A setting in
-milliseconds (`….ms`) also takes a duration: "7d", "1h30m" or a timedelta.
+was set (`to_dict`), as strings, as Kafka's tools show and take them. A setting in milliseconds (`….ms`) also takes a
+duration: "7d", "1h30m" or a timedelta.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
         return self.name.endswith(".ms")
 
     def parse(self, value: object) -> Value:
-        """Return the typed value. Raise InvalidSetting if `text` has none."""
+        """Return the typed value of `text`. Raise InvalidSetting if it is invalid."""
         if self.choices:
             if not isinstance(value, str):
                 raise self._refuse(value)
@@ -179,11 +179,11 @@ class Settings:
 
     @classmethod
     def of(cls, overrides: Mapping[str, Value], *, where: str = "") -> Settings:
-        """Return the defaults, with `overrides` by Kafka's names. `where` starts the message of InvalidSetting."""
+        """Return the defaults, with `overrides` by Kafka's names. Messages of InvalidSetting start with `where`."""
         return cls().changed(overrides, where=where)
 
     def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = (), *, where: str = "") -> Settings:
-        """Return these settings with `changes` made and `resets` put back to their defaults."""
+        """Return these settings with `changes` applied and `resets` reset to their defaults."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
         overrides: dict[str, Value] = dict(self.to_dict())
@@ -211,7 +211,7 @@ class Settings:
         return replace(self, **{attribute: value})  # type: ignore[arg-type]  # of the setting's type
 
     def to_dict(self) -> dict[str, str]:
-        """Return what was set on purpose, as strings, in the order of the names."""
+        """Return the values that were set, as strings, in the order of the names."""
         return {name: self[name] for name in sorted(self.overridden)}
 
     def __getitem__(self, name: str) -> str:

@@ -35,8 +35,8 @@ def _use_again(
 ) -> tuple[int, ...]:
     """Lay out free slots again, at most as many as are requested.
 
-    A process that still has the deleted partition may be in the middle of an append or a sync, stopped perhaps. A slot
-    with a lock that is held is left for another time.
+    A process that still has the deleted partition open may be in an append or a sync, even stopped there. So a slot
+    with a held lock is skipped.
     """
     used: list[head.Log] = []
     if not wanted.free:
@@ -62,30 +62,30 @@ def _use_again(
 
 
 def _held_slots(lock: LockFile, start: int, end: int) -> set[int]:
-    """Return which of these slots have a lock that is held."""
+    """Return the slots of these that have a held lock."""
     return {
         byte // 4 for first, count in lock.held(4 * start, 4 * (end - start)) for byte in range(first, first + count)
     }
 
 
 def lay_out_old(heads: head.Heads, topic_id: TopicId, number: int, slots: range) -> None:
-    """Lay out slots for logs that were there before, partitions from `number` on: they have to be recovered."""
+    """Lay out slots for existing logs, of partitions from `number` on: they have to be recovered."""
     _fill_up(heads, slots.start)
     heads.lay_out(slots.start, slots.stop, _OLD, topic_id=bytes.fromhex(topic_id), number=number)
 
 
 def _fill_up(heads: head.Heads, end: int) -> None:
-    """Lay out slots up to `end`, which belong to other topics, or to none: no page of `heads` may be sparse."""
+    """Lay out the slots up to `end`, which belong to other topics or to none: no page of `heads` may be sparse."""
     if end > heads.size():
         heads.lay_out(heads.size(), end, _OLD)
 
 
 def cut_free(heads: head.Heads, catalog: Catalog) -> None:
-    """Cut `heads` behind the last slot that a partition has, if many behind it are free.
+    """Cut `heads` behind the last slot in use, if many behind it are free.
 
-    Only if nothing else has the file mapped, in any process, not even for reading: access to a slot that was cut off
-    raises SIGBUS, and a slot that is laid out again has the generation of a new one. klamm.db first: a process killed
-    after that leaves slots that no row names, and the next one cuts them off, or lays them out again.
+    Nothing else may have the file mapped, in any process, not even for reading: an access to a slot that was cut off is
+    a SIGBUS, and a slot that is laid out again starts with generation 0. klamm.db goes first: a process killed after
+    that leaves slots that no row names, and the next one cuts them off, or lays them out again.
     """
     if heads.size() - catalog.end_of_slots() < _WORTH_CUTTING:
         return
@@ -97,7 +97,7 @@ def cut_free(heads: head.Heads, catalog: Catalog) -> None:
 
 
 def lay_out_missing(heads: head.Heads, topics: Iterable[Topic]) -> None:
-    """Lay out slots that `heads` does not have: it was lost, cut, copied early or put back from a backup."""
+    """Lay out slots that `heads` lacks because it was lost, cut, copied early or restored from a backup."""
     size = heads.size()
     for topic in topics:
         slots, end = topic.partitions, 0
@@ -111,7 +111,7 @@ def lay_out_missing(heads: head.Heads, topics: Iterable[Topic]) -> None:
 
 
 def lay_out_replaced(heads: head.Heads, topics: Iterable[Topic]) -> None:
-    """Lay out slots that another partition had: `heads` was put back from a backup. By a process that is alone."""
+    """Lay out slots that `heads`, restored from a backup, has for another partition. The process must be alone."""
     for topic in topics:
         for number, slot in enumerate(topic.partitions):
             if slot < heads.size() and is_deleted(heads, topic.id, number, slot):
@@ -119,13 +119,13 @@ def lay_out_replaced(heads: head.Heads, topics: Iterable[Topic]) -> None:
 
 
 def is_deleted(heads: head.Heads, topic_id: TopicId, number: int, slot: int) -> bool:
-    """Return whether a partition was deleted, by its slot: it has DELETED, or belongs to another partition."""
+    """Return whether the slot shows that a partition was deleted: it is marked DELETED, or another partition's."""
     replaced = heads.identity_of(slot) not in (None, (topic_id, number))
     return replaced or bool(heads.flags_of(slot) & head.DELETED)
 
 
 def deleted(heads: head.Heads, topics: Iterable[Topic]) -> Iterator[Topic]:
-    """Yield those that were deleted, as far as their slots say."""
+    """Yield the topics that were deleted, as their slots show."""
     for topic in topics:
         known = [(number, slot) for number, slot in enumerate(topic.partitions) if slot < heads.size()]
         if known and all(is_deleted(heads, topic.id, number, slot) for number, slot in known):

@@ -1,4 +1,4 @@
-"""Settings of a store itself: the table, as that of a topic in settings.py. klamm.db keeps what was set on purpose."""
+"""Settings of the store itself: a table like that of settings.py. klamm.db has the values that were set."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class StoreSettings:
         return int(self["group.max.size"])
 
     def apply(self, settings: Settings) -> Settings:
-        """Return the settings of a topic, with what the store says where the topic says nothing."""
+        """Return the settings of a topic, with the store's values for settings that the topic does not set."""
         return settings.defaulted("producer.id.expiration.ms", int(self["producer.id.expiration.ms"]))
 
     def __getitem__(self, name: str) -> str:
         return str(self._overridden.get(name, _known(name).default))
 
     def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> StoreSettings:
-        """Return these settings with `changes` made and `resets` put back to their defaults."""
+        """Return these settings with `changes` applied and `resets` reset to their defaults."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"settings are a mapping of names to values, not {type(changes).__name__}")
         values = dict(self._overridden)
@@ -67,7 +67,7 @@ class StoreSettings:
         return StoreSettings(values)
 
     def to_dict(self) -> dict[str, str]:
-        """Return what was set on purpose, as strings."""
+        """Return the values that were set, as strings."""
         return {name: str(value) for name, value in sorted(self._overridden.items())}
 
     def all(self) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """Changes of the catalog since the last read: the topics that are new, altered or gone, and no others.
 
-All rows come from SQLite as one text, in one step without the GIL. That text is compared with the last one from both
-ends: only rows between the first and the last difference are looked at, and of those a row whose text is known is not
-parsed again. So a new topic among thousands costs a comparison of bytes, and one topic is read.
+SQLite returns all rows as one text, in one step without the GIL. That text is compared with the last one from both
+ends. Only rows between the first and the last difference are read, and a row with a known text is not parsed again. So
+a new topic among thousands costs a comparison of bytes and one parsed row.
 
-The text of a row has all of it but the slots, which its checksum covers.
+The text of a row has everything but the slots, which its checksum covers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TopicChanges(NamedTuple):
     version: int
     """Of the catalog, as of which this holds at least."""
     changed: list[OpenTopic]
-    """Those that are new, or were altered."""
+    """Topics that are new, or were altered."""
     gone: list[OpenTopic]
 
 
@@ -50,7 +50,7 @@ class TopicReader:
         self._defaults: dict[str, str] = {}  # settings of the store, which topics take over
 
     def read(self) -> TopicChanges:
-        """Return what changed since the last call; all, the first time."""
+        """Return what changed since the last call; everything on the first call."""
         core, known = self._core, dict(self._known)
         core.check_open()
         version = core.heads.catalog_version
@@ -63,7 +63,7 @@ class TopicReader:
                 old, new = set(known), _rows(text)
             found = self._parse(execute, new, defaults)
         if found is None:
-            opened = core.take_topics(version, core.catalog.topics())  # raises what is wrong with them
+            opened = core.take_topics(version, core.catalog.topics())  # raises what is wrong with the rows
             self._text, self._known = "", {}
             return TopicChanges(version, opened, [each.opened for each in known.values()])
         before = [known.pop(row).opened for row in old]
@@ -79,7 +79,7 @@ class TopicReader:
         return TopicChanges(version, changed, [each for each in before if id(each) not in stays])
 
     def _parse(self, execute: Execute, texts: set[str], defaults: StoreSettings) -> dict[str, Topic] | None:
-        """Return the topics of rows with these texts; None if a text is that of no row, which is damaged then."""
+        """Return the topics of rows with these texts; None if a text is of a damaged row."""
         catalog = self._core.catalog
         slots: dict[str, list[tuple[int, int]]] = {}
         if len(texts) > _FEW:
@@ -110,7 +110,7 @@ def _different_rows(old: str, new: str) -> tuple[set[str], set[str]]:
     start = old.rfind(_END, 0, start) + 1  # rows before that are the same
     old, new = old[start:], new[start:]
     size = _common_length(old[::-1], new[::-1], min(len(old), len(new)))
-    # Cut behind a separator that both have: what follows it is the same.
+    # Cut behind a separator that both have: the rest is equal.
     at = old.find(_END, len(old) - size)
     if at >= 0:
         old, new = old[:at], new[: len(new) - (len(old) - at)]
@@ -119,7 +119,7 @@ def _different_rows(old: str, new: str) -> tuple[set[str], set[str]]:
 
 
 def _common_length(one: str, other: str, limit: int) -> int:
-    """Return how many characters are the same at the beginning, of at most `limit`."""
+    """Return the length of the common prefix, at most `limit`."""
     same, step = 0, limit
     while step and same < limit:
         end = min(same + step, limit)

@@ -1,14 +1,14 @@
-"""Resolving transactions: end what its own process or server will not, or not in time. The protocol: transactions.py.
+"""The resolver: ends transactions whose own process or server does not, or not in time. The protocol: transactions.py.
 
-Anybody may, at any time, and several at once, in these steps:
+Any process may resolve, at any time, several concurrently, in these steps:
 
   1  look into the logs in question for open transactions; then read the rows
-  2  a row whose process is gone, or whose time is over: abort it, if it is still ongoing
-  3  each row that is decided, of a producer id the older one first: write its markers, sync, and let the row go, or be
+  2  abort each row that is still ongoing and whose process is gone, or whose timeout has passed
+  3  for each decided row, the older one of a producer id first: write its markers, sync, and delete the row or make it
      complete. A partition whose append lock a stopped process holds is left for the next time, with the row
-  4  open in a log, and in no row: abort it
+  4  abort each transaction that is open in a log and has no row
 
-The server's rows are its own, as long as it lives; else a resolver takes the SERVER byte for 2 to 4.
+Only the server resolves its rows as long as it lives; otherwise a resolver takes the SERVER byte for 2 to 4.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Resolver:
         self.changes = 0
         """Grows when others than the server change one of its rows in this process."""
         self.turns = Turns()
-        """By transactional id: who changes a row of the server, or writes its markers, has its turn."""
+        """Turns by transactional id: needed to change a row of the server, or to write its markers."""
         self.group_commit = GroupCommit(core.catalog.database)
         """For the server's rows, which several threads change."""
         self.sync_at_once: SyncAtOnce | None = None
@@ -83,11 +83,11 @@ class Resolver:
     def resolve(
         self, stalled: Iterable[Partition] = (), *, of: int | None = None, only_abandoned: bool = False
     ) -> None:
-        """Do all of the above.
+        """Do all steps.
 
-        `stalled`: also look into these logs for what is open there and in no row. `of`: only that producer id's.
-        `only_abandoned`: leave prepared rows to their processes, where those live. What cannot be done now, because a
-        stopped process is in the way, or the disk is full, is left for the next time: nothing is raised.
+        `stalled`: logs to search for open transactions without a row. `of`: only rows of that producer id.
+        `only_abandoned`: leave prepared rows to their processes, if those live. What cannot be done now, because of a
+        stopped process or a full disk, is left for the next time: nothing is raised.
         """
         if self._core.read_only:
             return
@@ -121,7 +121,7 @@ class Resolver:
             self._resolve_for_server(hanging, of)
 
     def _resolve_for_server(self, hanging: set[Partition], of: int | None) -> None:
-        """Resolve for a server, which does this itself within a second while it runs."""
+        """Resolve the server's rows, unless a server runs: it does so itself within a second."""
         held: HeldBytes[int, None] = HeldBytes(self._core.members)
         with held:
             if self._core.members is None or not held.take(locks.SERVER, locks.SERVER):
@@ -131,9 +131,10 @@ class Resolver:
             self.abort_hanging(hanging)
 
     def resolve_held(self, of: int | None = None) -> bool:
-        """Abort those of the server that have timed out, and mark those that are decided; whether there were any.
+        """Abort the server's transactions that have timed out, and complete the decided ones. Return whether there were
+        any.
 
-        Without those that another thread has its turn at: that one does it.
+        Skips transactional ids at which another thread has the turn: that thread does it.
         """
         with self._core.catalog.database.reading() as execute:
             due = [row for row in table.rows(execute, of) if self._is_due(row)]
@@ -147,14 +148,14 @@ class Resolver:
         return row.owner == SERVER and (row.is_prepared or (row.is_ongoing and row.is_late(self.now())))
 
     def _resolve_id(self, producer_id: int) -> bool:
-        """Resolve one producer, in the turn of its name. Return whether there was something to do."""
+        """Resolve one producer, with the turn of its name. Return whether there was something to do."""
         with self._core.catalog.database.reading() as execute:  # again: it may have been ended since
             rows = [row for row in table.rows(execute, producer_id) if self._is_due(row)]
         self.complete(self._abort_due(rows) + [row for row in rows if row.is_prepared])
         return bool(rows)
 
     def _abort_due(self, rows: list[Row]) -> list[Row]:
-        """Abort those whose process is gone, or whose time is over, and return them."""
+        """Abort and return the rows whose process is gone, or whose timeout has passed."""
         now = self.now()
         events = [(row.key, Resolve(self.is_held(row))) for row in rows if row.is_ongoing]
         looked_at = {row.key: row for row in rows}
@@ -189,9 +190,9 @@ class Resolver:
         return found
 
     def complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
-        """Write the markers of decided rows, as far as possible, and let the rows go, or be complete.
+        """Write the markers of decided rows, as far as possible; then delete the rows, or make them complete.
 
-        Return what became of each; None: it is gone. Of the server's rows, the caller has the turn.
+        Return each row as it is now, None if it is deleted. The caller has the turns of the server's rows.
         """
         decided = sorted((row for row in rows if row.is_prepared), key=lambda row: row.key)  # of an id, the older first
         found: dict[tuple[int, int], Row | None] = {row.key: row for row in decided}
@@ -199,7 +200,7 @@ class Resolver:
         return found
 
     def write_complete(self, rows: list[Row]) -> dict[tuple[int, int], Row | None]:
-        """Delete or complete the rows whose markers are on disk. Return what became of each."""
+        """Delete or complete the rows, whose markers are on disk. Return each as it is now, None if it is deleted."""
 
         def write(execute: Execute) -> dict[tuple[int, int], Row | None]:
             return {row.key: self._complete(execute, row) for row in rows}
@@ -218,7 +219,7 @@ class Resolver:
         return done.row
 
     def mark_all(self, row: Row) -> bool:
-        """Return whether every marker is on disk, or its partition gone. One failure does not skip the others."""
+        """Write all markers. Return whether each is on disk, or its partition deleted. A failure skips no other."""
         ends: list[tuple[Partition, int]] = []
         marked = [self._mark(row, key, ends) for key in sorted(row.partitions)]
         for synced in self.sync_each(ends):
@@ -230,7 +231,7 @@ class Resolver:
     def mark_now(self, rows: Sequence[Row]) -> list[bool]:
         """Like `mark_all` for several rows of the server, with one wait for the disk and none for other processes.
 
-        Return of each whether every marker is on disk. If not, `mark_all` may still do it, or knows why it cannot.
+        Return for each row whether every marker is on disk. If not, `mark_all` may still succeed, or raises the reason.
         """
         ends: list[list[tuple[Partition, int]]] = []
         marked = [self._mark_now(row, ends) for row in rows]
@@ -262,11 +263,11 @@ class Resolver:
             self.sync_at_once(left)
         for partition, end_offset in left:
             if not is_synced([(partition, end_offset)]) and not is_flushed_elsewhere(self._core, partition):
-                with suppress(KlammError):  # it is not synced: that is what counts
+                with suppress(KlammError):  # not synced; the reason does not matter here
                     partition.sync(end_offset)
 
     def _mark(self, row: Row, key: PartitionKey, ends: list[tuple[Partition, int]]) -> bool:
-        """Write a marker, and add to `ends` where it is. Return False if that cannot be done now."""
+        """Write a marker, and add its end to `ends`. Return False if that is not possible now."""
         try:
             partition = self.partition(key)
             if not can_append(partition):
@@ -287,7 +288,7 @@ class Resolver:
         return True
 
     def sync_each(self, ends: list[tuple[Partition, int]]) -> list[bool | KlammError]:
-        """Sync logs up to these offsets. Return of each whether it is on disk, or why it is not."""
+        """Sync logs up to these offsets. Return for each whether it is on disk, or the error."""
         if len(ends) > 1:
             self.sync_now(ends)
         return [self._sync(end) for end in ends]
@@ -296,7 +297,7 @@ class Resolver:
         try:
             return is_synced([end]) or sync_if_possible(self._core, *end)
         except UnknownTopic:
-            return True  # deleted: it has no readers either
+            return True  # deleted: it has no readers
         except KlammError as error:
             return error
 
@@ -314,31 +315,32 @@ class Resolver:
         return found
 
     def are_open(self, keys: Iterable[PartitionKey]) -> bool:
-        """Return whether `partition` has returned all of these before: then it returns them at once."""
+        """Return whether `partition` has returned all of these before, so that it will do so without waiting."""
         return all(key in self._opened for key in keys)
 
     def _open_in(self, partition: Partition) -> list[tuple[int, int, int]]:
         try:
             return partition.open_transactions() if can_append(partition) else []
-        except KlammError:  # deleted, or damaged: its readers say so
+        except KlammError:  # deleted, or damaged: its readers raise the error
             return []
 
     def is_held(self, row: Row) -> bool:
-        """Return whether the process of a row lives."""
+        """Return whether the process of a row is alive."""
         members = self._core.members
         return row.owner == PROCESS and members is not None and bool(members.held(locks.TRANSACTION + row.producer_id))
 
     # ---- what came late in the server's transactions
 
     def abort_reported(self) -> None:
-        """Like `abort_hanging`, where others have seen something."""
+        """Like `abort_hanging`, for the logs in which other threads have found open transactions."""
         reported, self._reported = self._reported, set()
         self.abort_hanging(reported)
 
     def abort_hanging(self, partitions: Iterable[Partition]) -> None:
-        """Abort what is open in these logs and in no transaction. It came after the marker.
+        """Abort open transactions in these logs that have no row: their records came after the marker.
 
-        What another thread is at is left to the next time: a transaction with the same epoch may begin there.
+        Producers at which another thread has the turn are left for the next time: a transaction with the same epoch may
+        begin there.
         """
         for partition in partitions:
             for producer_id, epoch, first in self._open_in(partition):
@@ -356,7 +358,7 @@ class Resolver:
             return table.find_server(execute, producer_id)
 
     def _abort_late(self, partition: Partition, producer_id: int, epoch: int, first: int) -> None:
-        """Abort a late transaction, in the turn of the producer's name."""
+        """Abort a late transaction, with the turn of the producer's name."""
         row = self._server_row(producer_id)
         if row is None or (not row.is_over and epoch == row.epoch and self._has(row, partition)):
             return

@@ -1,6 +1,6 @@
 """The states of a transaction, and the steps between them: a machine without SQLite, locks, logs or clock.
 
-    step(row, event, now) -> Step        what the row becomes, and what to answer
+    step(row, event, now) -> Step        the row afterwards, and the response
 
 A row is one transaction, or a transactional id of the server between two of them:
 
@@ -8,24 +8,25 @@ A row is one transaction, or a transactional id of the server between two of the
            │        └────▶ prepared_abort ───▶ complete_abort ──┤      complete: every marker is on disk
            └────────────────────────────────────────────────────┘
 
-`epoch` is the transaction's; `next_epoch` the one that its producer has to name next, which is also its marker's.
-While the transaction is ongoing they are the same. They stay the same if its producer keeps one epoch for all of them
-(EndTxn before 5); else, and whenever others than its producer end it, the next is one more, and fences.
+`epoch` is the transaction's; `next_epoch` is the one that its producer has to name next, which its markers have, too.
+While the transaction is ongoing, both are equal. When it ends, they stay equal if its producer uses one epoch for all
+transactions (EndTxn before version 5). Otherwise, and whenever anything but its producer ends the transaction,
+`next_epoch` becomes one more, which fences the old one.
 
-Who may end a row, besides a person and the next owner of its name, depends on its owner:
+A person and the next owner of its name may end a row. So may, depending on its owner:
 
     process        its own process, which holds the lock byte of the producer id. A resolver when that is free, or when
-                   it takes longer than its timeout. The row goes when every marker is on disk.
-    server         its client, through the server; which may be killed and come again while the client goes on. The
-                   process that holds the SERVER byte when it takes longer than its timeout. After a boot it has.
-    coordinator    the process that decides it together with others (`Transactions.decide`). A resolver when it takes
-                   longer than its timeout; so what a dead coordinator has left is aborted.
+                   the timeout has passed. The row is deleted when every marker is on disk.
+    server         its client, through the server, which may be killed and restarted while the client goes on. The
+                   process that holds the SERVER byte when the timeout has passed; after a boot it counts as passed.
+    coordinator    the process that decides it together with others (`Transactions.decide`). A resolver when the timeout
+                   has passed: so the transactions of a dead coordinator are aborted.
 
 Promises
-  TXN1  A state that was decided is never undone: ongoing is left once, and prepared only for complete, of the same end.
-  TXN2  A producer with another epoch than `next_epoch` changes nothing, but for one that comes again (TXN3).
-  TXN3  A producer whose answer was lost names its `last_epoch`: the same has no effect again, and the same answer. This
-        does not hold for one that was fenced.
+  TXN1  A decision is never undone: a row leaves `ongoing` once, and `prepared` only for `complete` with the same end.
+  TXN2  A producer with another epoch than `next_epoch` changes nothing, except by repeating a call (TXN3).
+  TXN3  A producer that lost a response names its `last_epoch`: a repeated call has no further effect and gets the same
+        response. A fenced producer does not.
   TXN4  `next_epoch` never goes back. Beyond MAX_EPOCH the server's producer gets another id, and a process takes one.
 """
 
@@ -121,7 +122,7 @@ class Row(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it is open anywhere."""
+        """Whether the transaction is open in no log."""
         return not self.is_ongoing and not self.is_prepared
 
     @property
@@ -130,12 +131,13 @@ class Row(NamedTuple):
 
     @property
     def keeps_epoch(self) -> bool:
-        """Decided, and its markers have the epoch of the transaction itself, as the next one will."""
+        """Whether it is decided with markers that have its own epoch, as the next transaction will."""
         return self.is_prepared and self.next_epoch == self.epoch
 
     def is_late(self, now: Now) -> bool:
-        """Return whether it takes longer than its timeout. The timeout of a process runs only in the boot that it began
-        in: after another one its lock byte is free.
+        """Return whether its timeout has passed.
+
+        The timeout of a process only counts within the boot that it began in: after another boot its lock byte is free.
         """
         if self.boot_id != now.boot_id:
             return self.owner != PROCESS
@@ -143,7 +145,7 @@ class Row(NamedTuple):
 
 
 class Init(NamedTuple):
-    """A client of the server asks for its producer id; `client`: who it says it was."""
+    """A client of the server requests its producer id; `client`: the id and epoch that it claims."""
 
     name: str
     timeout_ms: int
@@ -161,7 +163,7 @@ class Add(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Offsets of a group wait for the end. Without `adds_group` it has to be part of the transaction."""
+    """Offsets of a group wait for the end. Without `adds_group`, the group has to be part of it already."""
 
     client: Client
     group: str
@@ -186,11 +188,11 @@ class HandOver(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """Others abort it: a person, or the next owner of its name."""
+    """A person, or the next owner of its name, aborts it."""
 
 
 class Resolve(NamedTuple):
-    """Others look whether it has to be aborted. `is_held`: its process lives, or may."""
+    """A resolver tests whether it has to be aborted. `is_held`: its process is alive, or may be."""
 
     is_held: bool
 
@@ -223,7 +225,7 @@ class Step(NamedTuple):
 
 
 def step(row: Row | None, event: Event, now: Now) -> Step:
-    """Return what becomes of a row. `row`: for events of a server's client, the one that has its name."""
+    """Return the next state of a row. For an event of a server's client, `row` is the one that has its name."""
     match event:
         case Init():
             return _init(row, event, now)
@@ -348,7 +350,7 @@ def _check_client(row: Row, client: Client) -> Outcome | None:
 
 
 def _is_again(row: Row, client: Client) -> bool:
-    """Return whether the producer repeats its last call, because it has not received its next epoch, or id."""
+    """Return whether the producer repeats its last call because it did not receive its next epoch or id."""
     if row.is_ongoing or client[1] < 0:
         return False
     is_rotated = row.next_epoch == 0 and client[0] == row.previous_id and client[1] >= MAX_EPOCH

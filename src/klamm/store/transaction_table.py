@@ -1,4 +1,4 @@
-"""Rows of transactions in klamm.db: read, written, checked. What they mean: transaction_state.py.
+"""Read, write and check the rows of transactions in klamm.db. transaction_state.py has what they mean.
 
     transactions        producer_id, epoch, owner, state, name, next_epoch, last_epoch, previous_id, timeout_ms,
                         boot_id, started_boot_ms, started_ms, used_ms, partitions, groups, crc
@@ -6,15 +6,15 @@
     pending_offsets     producer_id, group_number, topic_id, partition, offset, leader_epoch, metadata,
                         committed_ms, crc
 
-`partitions` is JSON: {topic id: [numbers]}; `groups` is a JSON list of names. Of a process there may be several rows
-for one producer id, one for each epoch whose markers are not on disk yet; of the server there is one, and it stays when
-its transaction is over, with the state "empty" or "complete_…".
+`partitions` is JSON: {topic id: [numbers]}; `groups` is a JSON list of names. A process may have several rows for one
+producer id, one for each epoch whose markers are not on disk yet. The server has one row for each, which stays when its
+transaction is over, with the state "empty" or "complete_…".
 
-Every function here is called inside of a SQLite transaction; those that write, under the write lock of klamm.db.
+Every function here is called inside a SQLite transaction; functions that write are called under the klamm.db lock.
 
 Promises
-  TXT1  A row that is not what was written is an error where it is asked for, and is left out, with a line in the log,
-        where all are: its end is not guessed.
+  TXT1  A row whose checksum is wrong raises an error when it is requested by its key, and is logged and left out when
+        all rows are read: its outcome is not guessed.
   TXT2  Offsets that are part of a transaction become the group's in the SQLite transaction that commits it, or never.
 """
 
@@ -95,7 +95,7 @@ CREATE INDEX pending_offsets_by_topic ON pending_offsets (topic_id)
 
 
 def rows(execute: Execute, producer_id: int | None = None) -> list[Row]:
-    """Return all rows, or those of one producer id, by producer id and epoch; without those that are damaged."""
+    """Return all rows, or the rows of one producer id, by producer id and epoch. Damaged rows are left out."""
     where, values = ("", ()) if producer_id is None else (" WHERE producer_id = ?", (producer_id,))
     found = []
     for columns in execute(f"SELECT {_COLUMNS}, crc FROM transactions{where}", values).fetchall():
@@ -117,7 +117,7 @@ def find_server(execute: Execute, producer_id: int) -> Row | None:
 
 
 def find_named(execute: Execute, name: str) -> tuple[int | None, Row | None]:
-    """Return the producer id that writes under a name, and its row if that is the server's. NotAStore: see `holder`."""
+    """Return the producer id that writes under a name, and its row if it is the server's. NotAStore: see `holder`."""
     found = execute(_FIND_NAMED, (SERVER, name)).fetchone()
     if found is None:
         return None, None
@@ -158,7 +158,7 @@ def _partitions(text: str) -> frozenset[PartitionKey]:
 
 
 def write(execute: Execute, before: Row | None, done: Step) -> None:
-    """Write what became of a row, and settle the offsets that waited for its end."""
+    """Write the new state of a row, and complete or drop the offsets that waited for its end."""
     if before is not None and (done.row is None or done.row.key != before.key):
         forget(execute, [before.key])
     for row in (done.retired, done.row):
@@ -227,7 +227,7 @@ def put_pending(execute: Execute, producer_id: int, group_number: int, offsets: 
 
 
 def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, TopicId, int, int, int]]:
-    """Return what its pending offsets would move: group, topic id, partition, from where, to where."""
+    """Return what its pending offsets would change: group, topic id, partition, old and new offset."""
     query = """SELECT g.name, p.topic_id, p.partition, coalesce(o.offset, 0), p.offset FROM pending_offsets p
         JOIN groups g ON g.number = p.group_number LEFT JOIN offsets o
         ON o.group_number = p.group_number AND o.topic_id = p.topic_id AND o.partition = p.partition
@@ -236,7 +236,7 @@ def pending_ranges(execute: Execute, producer_id: int) -> list[tuple[str, TopicI
 
 
 def _complete_offsets(execute: Execute, row: Row) -> None:
-    """Give the groups their offsets if the decided transaction is committed, and forget them."""
+    """Store the pending offsets for their groups if the transaction is committed, and delete them."""
     if row.is_committed:
         by_group: dict[int, list[OffsetRow]] = {}
         for values in execute("SELECT * FROM pending_offsets WHERE producer_id = ?", (row.producer_id,)).fetchall():
@@ -250,7 +250,7 @@ def _complete_offsets(execute: Execute, row: Row) -> None:
 
 
 def _is_there(execute: Execute, group_number: int, topic_id: TopicId) -> bool:
-    """Return whether neither the group nor the topic was deleted."""
+    """Return whether both the group and the topic still exist."""
     query = (
         "SELECT 1 WHERE EXISTS (SELECT 1 FROM groups WHERE number = ?) AND EXISTS (SELECT 1 FROM topics WHERE id = ?)"
     )

@@ -5,8 +5,8 @@
     members             byte TRANSACTION + producer id: held by the process that uses it; free: that process is gone
                         byte SERVER: held by the Kafka server, or by a resolver for as long as it takes
 
-What may happen to a row is in transaction_state.py, how it is stored in transaction_table.py. Here is what goes around
-that, in this order, for a transaction of a process, of a client of the server and of Spark alike:
+transaction_state.py has the states of a row, transaction_table.py its columns. This module has the protocol, in this
+order, for transactions of processes, of clients of the server and of Spark:
 
   1  own        the lock byte of the producer id, for as long as its process uses it; a client of the server: none
   2  register   the row, `ongoing`, on disk, with every partition that is about to be appended to
@@ -15,10 +15,11 @@ that, in this order, for a transaction of a process, of a client of the server a
   5  decide     one SQLite transaction, on disk: every row is still `ongoing`, offsets of groups, a number (once.py),
                 `prepared_commit`. That is the commit point. To abort: `prepared_abort`
   6  mark       a marker in every partition of the row, whether or not it has records of the transaction
-  7  forget     once every marker is on disk, the row goes, or is complete: with a later registration, at the end, or by
+  7  forget     once every marker is on disk, the row is deleted, or complete: by a later registration, at the end, or
+     by
                 a resolver
 
-What is left by a process or a server that is killed in between, and what `resolve` makes of it, in any process:
+What a process or a server that is killed leaves, and what `resolve`, in any process, does about it:
 
   after 1, 2    an `ongoing` row                               of a process: prepared_abort, 6, 7; a client goes on
   after 3, 4    the same, and records that were never seen     the same
@@ -27,29 +28,31 @@ What is left by a process or a server that is killed in between, and what `resol
   no row        open in a log, but in no row                   aborted. It cannot come from here (2 before 3, 6 before
                                                                7), but from a klamm.db that is older than its logs
 
-Markers have the row's `next_epoch`. That is one more than the transaction's, so a marker that comes late, or again, is
-not written, and anybody may write it; except for clients of the server that keep one epoch for all transactions: there
-it is the same, and so is the next transaction's. Hence only the holder of SERVER writes markers of the server's rows.
+Markers have the row's `next_epoch`. That is one more than the transaction's, so a late or repeated marker is not
+written, and any process may write it. Clients of the server that use one epoch for all transactions are the exception:
+there the marker has the transaction's epoch, and so has the next transaction. Hence only the holder of SERVER writes
+markers of the server's rows.
 
 Promises
   T1  A transaction's records and offsets become visible together, or never: the row's state alone decides, and
-      everybody who writes a marker has read it there. Rows that are decided together have the same end.
-  T2  From the commit point on it is on disk, whatever happens; the markers only tell the logs.
+      every process that writes a marker has read it there. Rows that are decided together have the same end.
+  T2  From the commit point on, the commit is on disk; the markers only publish it in the logs.
   T3  A late producer is fenced. The row is not `ongoing` any more: no registration, no commit. A marker lies in
       every registered partition: no append there, for it has a newer epoch. So an aborted transaction gets no more
       records, and a late commit cannot touch the next one, which has another epoch.
-  T4  No process waits for one that is gone, and for a stopped one no longer than the transaction's timeout. A
-      partition whose append lock a stopped process holds delays no other partition, either.
-  T5  A producer id is used by one process; its next epoch begins when every marker of the last one is written.
-  T6  A name belongs to who asked for it last, a process or a client of the server. With that the transaction of the
-      one before is aborted, and it can begin no other.
-  WTX1  Whatever the server answered is in klamm.db: a killed server forgets no name, epoch, registration, or decision.
-  WTX2  Offsets that are part of a client's transaction are no group's until it is committed. As long as they wait, the
-        group's members belong to the server.
-  WTX4  A row that is complete has no open record in any log, except one that came late: `abort_hanging` ends those.
+  T4  No process waits for one that is gone, nor for a stopped one longer than the transaction's timeout. A partition
+      whose append lock a stopped process holds delays no other partition.
+  T5  One process uses a producer id; its next epoch begins when every marker of the last one is written.
+  T6  A name belongs to the process, or client of the server, that requested it last. The previous owner's transaction
+      is aborted, and it can begin no other.
+  WTX1  The server responds only after klamm.db has the change: a killed server forgets no name, epoch, registration or
+        decision.
+  WTX2  Offsets that are part of a client's transaction become the group's when it is committed. As long as they wait,
+        the group's members belong to the server.
+  WTX4  A complete row has no open record in any log, except late ones, which `abort_hanging` aborts.
 
-No append lock is awaited under the write lock of klamm.db, nor the other way round. Time is CLOCK_BOOTTIME: timeouts
-pass while the machine sleeps, and a jump of the wall clock ends nothing. After a boot every byte is free.
+No process waits for an append lock while it holds the klamm.db lock, nor the other way round. Time is CLOCK_BOOTTIME:
+timeouts pass while the machine sleeps, and a jump of the wall clock ends nothing. After a boot every byte is free.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ PendingKey = tuple[str, TopicId, int]
 
 
 class Identity:
-    """A producer id of this process, and the epoch of its next transaction, or of the one that it is in."""
+    """A producer id of this process, and the epoch of its current or next transaction."""
 
     __slots__ = ("epoch", "held", "name", "partitions", "producer_id", "spoiled")
 
@@ -105,7 +108,7 @@ class Identity:
         self.epoch = epoch
         self.name = name
         self.partitions: dict[PartitionKey, Partition] = {}
-        """Those that are registered."""
+        """The partitions that are registered."""
         self.spoiled = False
         """Not to be used again."""
         self.held: HeldBytes[int, None] | None = None
@@ -117,7 +120,7 @@ class Identity:
 
 
 class _Finished(NamedTuple):
-    """A transaction whose markers are written: its row may go when they are on disk."""
+    """A transaction whose markers are written: its row may be deleted when they are on disk."""
 
     key: tuple[int, int]
     ends: list[tuple[Partition, int]]
@@ -127,7 +130,7 @@ class _Finished(NamedTuple):
 
 
 class ServerRows(NamedTuple):
-    """The rows of the server's clients, their names, and the offsets that wait, as of one moment."""
+    """A snapshot of the rows of the server's clients, their names, and pending offsets."""
 
     rows: dict[int, Row]
     names: dict[str, int]
@@ -135,7 +138,7 @@ class ServerRows(NamedTuple):
 
 
 class Transactions:
-    """The transactions of a store. Thread-safe. What is the server's is for the holder of SERVER."""
+    """The transactions of a store. Thread-safe. Methods for the server's rows are for the holder of SERVER."""
 
     def __init__(self, core: Core, boot_id: bytes) -> None:
         self._core = core
@@ -148,7 +151,7 @@ class Transactions:
     # ---- a process's own, in the order of the steps above
 
     def identity(self, name: str | None = None, *, after: Identity | None = None) -> Identity:
-        """Return a new producer id. With a name it takes that over; `after`: only from that one, or if the name is
+        """Return a new producer id. With a name, it takes that over; `after`: only from this id, or if the name is
         free.
         """
         core = self._core
@@ -173,7 +176,10 @@ class Transactions:
         database = self._core.catalog.database
         with database.db_lock(), database.transaction() as execute:
             before = table.holder(execute, name)
-            if after is not None and before not in (after.producer_id, None):  # None: swept, when its process was gone
+            if after is not None and before not in (
+                after.producer_id,
+                None,
+            ):  # None: swept, because its process was gone
                 raise fenced(name)
             if before is not None:
                 self.resolver.fence(execute, before, loses_name=True)
@@ -193,11 +199,10 @@ class Transactions:
         self._was_forgotten(done)
 
     def decide(self, *mine: Identity, commit: bool, also: Also | None = None) -> bool | None:
-        """Step 5, for one transaction or several that have the same end. Return whether they are committed; None if
-        others ended them, and more cannot be known.
+        """Step 5, for one transaction or several that have the same end. Return whether they are committed.
 
-        `also` writes what is to be committed with it, or raises; it returns what was read for it (lineage.py), if that
-        is known. Aborting what was committed changes nothing.
+        None if another process ended them and the outcome is unknown. `also` writes what is to be committed with them,
+        or raises; it returns the inputs for lineage.py, if known. Aborting a committed transaction changes nothing.
         """
         registered = [identity for identity in mine if identity.partitions]
         if not registered and also is None:
@@ -227,7 +232,9 @@ class Transactions:
         return commit if not registered else any(ends) if ends else None
 
     def finish(self, mine: Identity, *, commit: bool) -> None:
-        """Step 6; the identity is then ready for its next transaction. After an error it is not: see `resolve`."""
+        """Carry out step 6; the identity is then ready for its next transaction. After an error it is not: see
+        `resolve`.
+        """
         ends = []
         failed: Exception | None = None
         for partition in mine.partitions.values():
@@ -247,14 +254,14 @@ class Transactions:
             mine.epoch += 1
 
     def let_go(self, mine: Identity) -> None:
-        """Give up the producer id in this process. What it left undone is left to a resolver."""
+        """Give up the producer id in this process. A resolver does what is left."""
         if mine.held is not None:
             mine.held.release_all()
 
     def hand_over(self, mine: Identity) -> tuple[int, int]:
-        """Leave the transaction, whose records are synced, to a coordinator. Return what it calls `adopt` with.
+        """Leave the transaction, whose records are synced, to a coordinator. Return the argument for its `adopt`.
 
-        It may decide the transaction in any process, with others. If none does in time, it is aborted.
+        A coordinator in any process may decide it, together with others. If none does in time, it is aborted.
         """
         database = self._core.catalog.database
         with database.db_lock(), database.transaction() as execute:
@@ -263,7 +270,7 @@ class Transactions:
         return mine.key
 
     def adopt(self, producer_id: int, epoch: int) -> Identity:
-        """Return a transaction that was handed over. Raise Aborted if it is over."""
+        """Take over a transaction that was handed over, and return it. Raise Aborted if it is over."""
         mine = Identity(producer_id, None, epoch)
         with self._core.catalog.database.reading() as execute:
             row = table.find(execute, mine.key)
@@ -275,7 +282,7 @@ class Transactions:
         return mine
 
     def tidy(self, names: Iterable[Identity] = ()) -> None:
-        """Step 7 for everything of this process, and forget the names that these hold."""
+        """Carry out step 7 for all transactions of this process, and release the names that they hold."""
         with self._mutex:
             done = list(self._finished)
         for finished in done:
@@ -299,7 +306,7 @@ class Transactions:
     def _check_ongoing(self, execute: Execute, mine: Identity, timeout_ms: int = 0) -> Row:
         """Return the row of a transaction of this process, a new one before its first registration.
 
-        Raise Fenced if its name is another's, Aborted if it was ended by others.
+        Raise Fenced if another producer has its name, Aborted if another process ended it.
         """
         if mine.name is not None and table.holder(execute, mine.name) != mine.producer_id:
             raise fenced(mine.name)
@@ -343,7 +350,7 @@ class Transactions:
         return ServerRows(rows, names, pending)
 
     def version(self) -> object:
-        """Return a value that changes when others than the server may have changed one of its rows."""
+        """Return a value that changes when another process may have changed a row of the server."""
         return *self._core.catalog.database.others_version(), self.resolver.changes
 
     def apply(
@@ -355,9 +362,9 @@ class Transactions:
         offsets: tuple[str, list[OffsetRow]] | None = None,
         marked: Row | None = None,
     ) -> Step:
-        """Apply an event of a client to the row that has its name; `offsets`, of a group, wait for the end.
+        """Apply an event of a client to the row that has its name. `offsets`, of a group, wait for the end.
 
-        `marked`: if that is still the row, it is complete first.
+        `marked`: a row whose markers are on disk; if it has not changed since, it is completed first.
         """
         outputs = None
         if isinstance(event, End) and event.commit and event.synced is not None and self.lineage.retention_ms:
@@ -370,8 +377,8 @@ class Transactions:
         return done
 
     def apply_all(self, requests: Sequence[tuple[str, Event, Row | None]]) -> list[Step]:
-        """Like `apply` for several names, with what is marked of each, in one write. None of them may take a name over,
-        and no lineage is kept.
+        """Like `apply` for several names, each with its `marked`, in one write. No event may take over a name; no
+        lineage.
         """
 
         def write(execute: Execute) -> list[Step]:
@@ -388,7 +395,7 @@ class Transactions:
         outputs: list[Output] | None,
         marked: Row | None,
     ) -> tuple[Step, int | None]:
-        """Return what became of the row, and the producer id of a process that has lost the name."""
+        """Return the new row, and the producer id of a process that has lost the name."""
         producer_id, before = table.find_named(execute, name)
         now, taken = self.resolver.now(), None
         row = before
@@ -419,7 +426,7 @@ class Transactions:
                 yield key, self.resolver.partition(key)
 
     def sync(self, partitions: Iterable[PartitionKey]) -> bool:
-        """Step 4, before a client's transaction is committed: return whether all in these partitions is on disk."""
+        """Carry out step 4 for a client's transaction: return whether everything in these partitions is on disk."""
         synced = self.resolver.sync_each(self.ends(partitions))
         for error in synced:
             if isinstance(error, KlammError):
@@ -427,7 +434,7 @@ class Transactions:
         return all(synced)
 
     def ends(self, partitions: Iterable[PartitionKey]) -> list[tuple[Partition, int]]:
-        """Return where these logs end now, but for those that are deleted."""
+        """Return where these logs end now, without deleted ones."""
         found = []
         for _, partition in self._open(partitions):
             with suppress(UnknownTopic):
@@ -435,7 +442,7 @@ class Transactions:
         return found
 
     def expire(self, unused_ms: int) -> None:
-        """Forget names of clients that were not used for so long."""
+        """Delete names that clients have not used for this long."""
         database = self._core.catalog.database
         oldest_ms = self._core.heads.clock_ms() - unused_ms
         with database.reading() as execute:
@@ -452,7 +459,7 @@ class Transactions:
     # ---- for people, and for maintenance
 
     def infos(self) -> list[TransactionInfo]:
-        """Return those that are not over, and those whose rows are still to be forgotten."""
+        """Return the transactions that are not over, or whose rows still exist."""
         names = {topic.id: topic.name for topic in self._core.catalog.topics()}
         now = self._core.heads.boot_ms()
         with self._core.catalog.database.reading() as execute:
@@ -472,9 +479,9 @@ class Transactions:
         ]
 
     def abort(self, producer_id: int, *, only: tuple[int, int] | None = None) -> bool:
-        """Abort what the producer id has open, for any owner. Return False if it has nothing open.
+        """Abort the open transaction of a producer id, for any owner. Return False if there is none.
 
-        `only`: epoch and started_ms of the one to abort; any other goes on.
+        `only`: epoch and started_ms of the transaction to abort; any other goes on.
         """
         database = self._core.catalog.database
         with database.db_lock(), database.transaction() as execute:
@@ -487,7 +494,7 @@ class Transactions:
         return found
 
     def sweep_names(self) -> None:
-        """Forget names whose processes are gone: they fence no one any more. Others are the server's, or handed
+        """Delete names whose processes are gone: they fence no producer any more. Others are the server's, or handed
         over.
         """
         held = self._core.catalog.database.read(

@@ -1,4 +1,4 @@
-"""Turns: of the threads that work at the same transactional id, one at a time; those at others do not wait for it."""
+"""Turns: one thread at a time for each transactional id; threads for other ids do not wait."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Turns:
         self._turns: dict[Hashable, _Turn] = {}
 
     def __len__(self) -> int:
-        """Return how many keys have a thread."""
+        """Return for how many keys a thread has the turn."""
         return len(self._turns)
 
     @contextmanager
     def wait(self, key: Hashable) -> Iterator[None]:
-        """Take the turn, waiting for it. Not inside of one of another key: two threads could wait for each other."""
+        """Take the turn, waiting for it. Not with another key's turn: two threads could wait for each other."""
         turn = self._join(key)
         try:
             with turn.lock:

@@ -1,12 +1,12 @@
 """Upgrade a store from one format to the next, when it is opened for writing.
 
-By a process that is alone, in this order, so that one that is killed leaves what the next one finishes:
+The upgrading process must be alone. It works in this order, so that the next process finishes what a killed one began:
 
   1  klamm.db, in one SQLite transaction, its format last: from now on an older Klamm refuses the store
-  2  files of partitions: names that are others by now; indexes of an older version go, and are made again in the
-     background (log/index_rebuild.py)
-  3  NEEDS_RECOVERY in every slot of `heads`: what is not in klamm.db is made again from the logs, at their first use;
-     no owner in any of them
+  2  files of partitions: renamed; indexes of an older version are removed and rebuilt in the background
+     (log/index_rebuild.py)
+  3  NEEDS_RECOVERY and no owner in every slot of `heads`: what is not in klamm.db is rebuilt from the logs, at their
+     first use
   4  the format of `heads`, in one store
 
 What has changed between formats is in docs/internals/format.md. A newer format, or a feature that this Klamm does not
@@ -36,7 +36,7 @@ WHY = "it has an older format and has to be upgraded"
 
 
 class Formats(NamedTuple):
-    """Formats of the two files that have one."""
+    """The formats of klamm.db and `heads`."""
 
     database: int
     heads: int
@@ -58,7 +58,7 @@ def formats_of(path: str) -> Formats:
 
 
 def check_not_newer(heads: head.Heads, *, read_only: bool) -> None:
-    """Raise NewerFormat if a newer Klamm wrote `heads` in a way that this one may not touch."""
+    """Raise NewerFormat if a newer Klamm wrote `heads` in a format that this one may not change."""
     if heads.format > head.FORMAT:
         raise NewerFormat(
             f"{heads.path}: has format {heads.format}, this Klamm knows formats up to {head.FORMAT}",
@@ -78,7 +78,7 @@ def check_not_older(heads: head.Heads) -> None:
 
 
 def finish(heads: head.Heads) -> None:
-    """Carry out steps 2 to 4, if they are left to do."""
+    """Carry out steps 2 to 4, unless they are done."""
     if heads.format < head.FORMAT:
         for directory in glob.iglob(f"{glob.escape(os.path.dirname(heads.path))}/topics/*/*/"):
             _upgrade_files(directory.rstrip("/"))
@@ -89,7 +89,7 @@ def finish(heads: head.Heads) -> None:
 
 
 def _upgrade_files(directory: str) -> None:
-    """Step 2, for one partition."""
+    """Carry out step 2 for one partition."""
     is_changed = False
     for name in os.listdir(directory):
         path, suffix = f"{directory}/{name}", os.path.splitext(name)[1]

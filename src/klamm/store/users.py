@@ -4,13 +4,13 @@
 
 The table is made with the first user, and with it the compatible feature USERS: a Klamm that does not know it can use
 the store. (It has no authentication, either.) Embedded processes are not users: who may open the directory is for the
-modes of its files to say. With it, meta gets `decoy_secret`: what a stranger is shown of users that do not exist is
-made from it (kafka/security/decoys.py).
+modes of its files to say. With it, meta gets `decoy_secret`, from which the server derives what it shows to clients
+that name users who do not exist (kafka/security/decoys.py).
 
 Promises
   USR1  Neither a password nor a salted password is stored; see scram.py for what is.
-  USR2  What is changed in one call is one durable write, and the next login sees it, in every process.
-  USR3  A row that is not what was written is an error: it lets no one log in.
+  USR2  All changes of one call are one durable write, and the next login sees them, in every process.
+  USR3  A row whose checksum is wrong is an error: no client can log in by it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COLUMNS = "user, mechanism, salt, iterations, stored_key, server_key, changed_m
 
 
 class User(NamedTuple):
-    """A user, without what the credentials are."""
+    """A user, without the credentials themselves."""
 
     name: str
     mechanisms: tuple[tuple[str, int], ...]
@@ -56,7 +56,7 @@ class User(NamedTuple):
 
 
 def validate_user(name: str) -> str:
-    """Return the name. Raise InvalidSetting if no user can have it."""
+    """Return the name, or raise InvalidSetting if it is invalid."""
     if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
         raise InvalidSetting(
             f"user: {name[:50]!r} is invalid", hint=f"expected 1 to {MAX_NAME_BYTES} bytes of printable characters"
@@ -65,7 +65,7 @@ def validate_user(name: str) -> str:
 
 
 def validate_password(password: str) -> str:
-    """Return the password. Raise InvalidSetting, which does not show it, if it cannot be one."""
+    """Return the password, or raise InvalidSetting, which does not show it, if it is invalid."""
     if not password or len(password.encode()) > _MAX_PASSWORD_BYTES or "\0" in password:
         raise InvalidSetting("password: invalid", hint=f"expected 1 to {_MAX_PASSWORD_BYTES} bytes, none of them zero")
     return password
@@ -112,14 +112,16 @@ class Users:
         return [(row[0], _credential(row)) for row in rows if crc(*row[:-1]) == row[-1]]
 
     def decoy_secret(self) -> bytes:
-        """Return what salts of users are made from that do not exist; empty if there has never been a user."""
+        """Return the secret from which salts of users who do not exist are derived; empty if there has never been a
+        user.
+        """
         with self._database.reading() as execute:
             return bytes.fromhex(str(self._catalog.meta(execute, _DECOY_SECRET, 0) or ""))
 
     # ---- writing
 
     def add(self, name: str, password: str, mechanisms: Iterable[str] = MECHANISMS) -> None:
-        """Make a user. Raise InvalidSetting if there is one of that name."""
+        """Create a user. Raise InvalidSetting if the name is taken."""
         credentials = self._derive(name, password, mechanisms)
         with self._database.db_lock(), self._database.transaction() as execute:
             self._make_table(execute)
@@ -130,19 +132,19 @@ class Users:
             _put(execute, [(name, credential) for credential in credentials])
 
     def set_password(self, name: str, password: str) -> None:
-        """Change the password of a user, for all mechanisms that it has. Raise InvalidSetting if there is none."""
+        """Change the password of a user, for all of its mechanisms. Raise InvalidSetting if there is no such user."""
         credentials = self._derive(name, password, self._existing(name))
         with self._database.db_lock(), self._database.transaction() as execute:
             _put(execute, [(name, credential) for credential in credentials])
 
     def remove(self, name: str) -> None:
-        """Remove a user. Raise InvalidSetting if there is none."""
+        """Remove a user. Raise InvalidSetting if there is no such user."""
         self._existing(name)
         with self._database.db_lock(), self._database.transaction() as execute:
             execute("DELETE FROM scram_credentials WHERE user = ?", (name,))
 
     def alter(self, removals: Sequence[tuple[str, str]], additions: Sequence[tuple[str, Credential]]) -> None:
-        """Remove credentials (user and mechanism), and put others in or in place of those that are there."""
+        """Remove credentials (user and mechanism), and add or replace others."""
         with self._database.db_lock(), self._database.transaction() as execute:
             self._make_table(execute)
             for user, mechanism in removals:
@@ -157,7 +159,7 @@ class Users:
 
     @staticmethod
     def _derive(name: str, password: str, mechanisms: Iterable[str]) -> list[Credential]:
-        """Derive the credentials, before the write lock is taken: it takes its time."""
+        """Derive the credentials. It is slow, so it comes before the klamm.db lock is taken."""
         validate_user(name)
         validate_password(password)
         return [derive(mechanism, password, iterations=DEFAULT_ITERATIONS) for mechanism in mechanisms]

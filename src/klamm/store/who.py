@@ -1,8 +1,8 @@
 """List the processes that hold or wait for a lock of a store: `Store.who` and `klamm who`.
 
-It takes no lock, and works while processes are stuck. What is held is what the kernel says (disk/holders.py), and for
-append locks `heads`: the life number of the owner, whose byte the kernel knows (log/owner.h). A lock of a process that
-cannot be seen from here (of another user, or outside of this container) is listed without its pid.
+It takes no lock, and works while processes are stuck. The kernel reports the lock bytes (disk/holders.py). For append
+locks, `heads` has the life number of the owner, and the kernel reports the byte of that number (log/owner.h). A lock of
+a process that cannot be seen from here (of another user, or outside of this container) is listed without its pid.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _bytes(start: int, length: int) -> Iterable[int]:
 
 
 def _appending(core: Core) -> list[tuple[int, Process | None]]:
-    """Return the append locks that processes hold, as the bytes 4n that they would be."""
+    """Return the append locks that processes hold, as bytes 4n of `lock`."""
     owners = [] if core.heads.private else core.heads.owners()
     if not owners:
         return []
@@ -109,7 +109,7 @@ def _row(core: Core, names: _Names, file: str, byte: int, process: Process | Non
 
 
 class _Names:
-    """Names, from the catalog, for what lock bytes stand for."""
+    """The names of what lock bytes lock, from the catalog."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -1,20 +1,18 @@
-"""Groups as the Kafka server of the store uses them: many at a time, and each with an outcome of its own.
+"""The groups of the Kafka server: calls for many groups at a time, each with its own outcome.
 
     wire_groups    group_number, state, crc      state: the members of a stable generation, as the server spells them
 
 Promises
-  WGR1  What is asked for in one call is one write. What is wrong with one of it is told, and the others are done.
-  WGR2  Nothing is committed to a group while processes that have the store open are its members. Where the server has
-        members, that is so by itself (G4 in groups.py). A client that is not a member, a consumer that assigns itself
-        or a tool, moves no door: else those processes could not come back as long as the server runs.
-  WGR3  A number that a server has given to a generation is not given by a later one (`next_generation`). Nothing
-        depends on it here, members have ids that are never reused; but assignors of clients compare generations they
-        remember.
-  WGR4  A row of wire_groups is there only while the door is "kafka": taking the group over for embedded members removes
-        it (groups.py, `claim`), also when the server is not there to be asked. So members that come back after others
-        had the group are no members, and commit nothing over what those have.
-  WGR5  A row of wire_groups that is not what was written is dropped, and logged: clients then join again, nothing is
-        lost.
+  WGR1  One call is one write. An error of one group is returned, and the others are done.
+  WGR2  Nothing is committed to a group while it has embedded members. If the server has members, G4 (groups.py) ensures
+        that. A client that is not a member (a consumer that assigns itself partitions, a tool) does not claim the door:
+        otherwise embedded members could not return as long as the server runs.
+  WGR3  A later server does not reuse generation numbers (`next_generation`). Klamm does not depend on it, because
+        member ids are never reused; but assignors of clients compare generations.
+  WGR4  A row of wire_groups exists only while the door is "kafka": claiming the group for embedded members deletes it
+        (groups.py, `claim`), also when no server runs. So clients that return after that are not members any more, and
+        cannot overwrite offsets of the embedded members.
+  WGR5  A row of wire_groups whose checksum is wrong is dropped and logged: clients then rejoin, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -55,14 +53,14 @@ Offsets = Mapping[PartitionKey, OffsetRow]
 
 
 class WireCommit(NamedTuple):
-    """Offsets that came to the server."""
+    """Offsets that a client commits at the server."""
 
     group: str
     rows: Sequence[OffsetRow]
 
 
 class Embedded(NamedTuple):
-    """A group, and those of its members that are processes with the store open."""
+    """A group and its embedded members."""
 
     group: Group
     members: tuple[MemberRow, ...]
@@ -79,7 +77,7 @@ class WireGroups:
     # ---- groups
 
     def find(self, names: Iterable[str]) -> dict[str, Embedded]:
-        """Return those of the groups that exist."""
+        """Return the groups that exist."""
         found = {name: group for name in names if (group := self._groups.find(name)) is not None}
         return {name: self._embedded(group) for name, group in found.items()}
 
@@ -89,14 +87,14 @@ class WireGroups:
         return Embedded(group, tuple(row for row in rows if row.member_index in live))
 
     def all(self) -> list[tuple[str, bool]]:
-        """Return the names of all, and whether they have members that are processes with the store open."""
+        """Return the names of all groups, and whether they have embedded members."""
         with self._database.reading() as execute:
             names = execute("SELECT name FROM groups ORDER BY name").fetchall()
             groups = [self._groups.existing(execute, name) for (name,) in names]
         return [(each.name, bool(self._groups.live_member_indexes(each.number))) for each in groups]
 
     def delete(self, names: Iterable[str]) -> list[KlammError | None]:
-        """Forget groups that have no members, and their offsets. The server lets no client join meanwhile."""
+        """Delete groups without members, and their offsets. The server lets no client join during the call."""
         outcomes: list[KlammError | None] = []
         with self._database.db_lock(), self._database.transaction() as execute:
             for name in names:
@@ -110,14 +108,14 @@ class WireGroups:
         return outcomes
 
     def empty(self) -> list[str]:
-        """Return the groups that were at this door, and have no members, no offsets, nor a transaction that brings
-        some.
-        """
+        """Return the groups of the server that have no members, no offsets and no transaction with offsets for them."""
         with self._database.reading() as execute:
             return [name for (name,) in execute(_EMPTY).fetchall()]
 
     def forget_empty(self, names: Iterable[str]) -> None:
-        """Forget those that are still empty. The server lets no client join meanwhile. A power cut may undo it."""
+        """Delete the groups that are still empty. The server lets no client join during the call. A power cut may undo
+        it.
+        """
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             empty = {name for (name,) in execute(_EMPTY).fetchall()}
             for name in empty.intersection(names):
@@ -128,8 +126,10 @@ class WireGroups:
     # ---- members that outlive the server
 
     def persist(self, name: str, state: bytes | None) -> Group | None:
-        """Store `state` for the next server to load, or remove it (None). The group, if it has a state: it
-        is at this door then. A power cut may undo it, a killed process does not: as with commits.
+        """Store `state` for the next server, or delete it (None). Return the group if it has a state: it belongs to the
+        server.
+
+        As with commits, a power cut may undo it, the death of a process does not.
         """
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             if state is None:
@@ -143,7 +143,7 @@ class WireGroups:
             return group
 
     def resume(self) -> list[tuple[Group, bytes]]:
-        """Return the groups that have a state, each at this door from now on."""
+        """Return the groups that have a state, claimed for the server."""
         found: list[tuple[Group, bytes]] = []
         damaged: list[str | int] = []
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
@@ -161,7 +161,7 @@ class WireGroups:
         return found
 
     def reserve_generations(self, count: int) -> int:
-        """Return the first of `count` numbers that were not reserved before."""
+        """Reserve `count` new generation numbers and return the first."""
         catalog, key = self._core.catalog, "next_generation"
         with self._database.db_lock(), self._database.transaction() as execute:
             first = int(catalog.meta(execute, key, 0))
@@ -173,7 +173,7 @@ class WireGroups:
     # ---- offsets
 
     def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> list[Offsets | KlammError]:
-        """Return what is committed, by group: in these topics, or (None) in all; nothing for an unknown group."""
+        """Return the committed offsets by group: in these topics, or (None) in all; none for an unknown group."""
         outcomes: list[Offsets | KlammError] = []
         with self._database.reading() as execute:
             for name, topic_ids in wanted:
@@ -192,12 +192,14 @@ class WireGroups:
         return found
 
     def commit(self, commits: Iterable[WireCommit]) -> list[list[bool] | KlammError]:
-        """Store what many commit, in their order: of each, whether a row is stored (if not, its topic was deleted), or
-        why none is. A power cut may undo it, a killed process does not: as with members here.
+        """Store many commits in their order. Return for each row whether it is stored (False: its topic was deleted),
+        or an error.
+
+        As with embedded members, a power cut may undo it, the death of a process does not.
         """
         now_ms = time.time_ns() // 1_000_000
         outcomes: list[list[bool] | KlammError] = []
-        groups: dict[str, Group | KlammError] = {}  # the klamm.db lock is ours, so no member joins meanwhile
+        groups: dict[str, Group | KlammError] = {}  # under the klamm.db lock, so no member joins
         with self._database.db_lock(), self._database.transaction(durable=False) as execute:
             for commit in commits:
                 group = groups.get(commit.group)
@@ -210,7 +212,7 @@ class WireGroups:
         return outcomes
 
     def _committing(self, execute: Execute, name: str) -> Group | KlammError:
-        """Return the group, created if needed; or the error that prevents it."""
+        """Return the group, created if needed, or the error that prevents the commit."""
         try:
             group = self._groups.look_up(execute, name)
             if group is None:
@@ -221,7 +223,7 @@ class WireGroups:
         return group
 
     def forget(self, name: str, keys: Iterable[PartitionKey]) -> None:
-        """Delete the committed offsets there. Raise GroupBusy if processes that have the store open are members."""
+        """Delete committed offsets. Raise GroupBusy if the group has embedded members."""
         with self._database.db_lock(), self._database.transaction() as execute:
             group = self._groups.existing(execute, name)
             self._groups.check_not_embedded(group)
