@@ -123,7 +123,7 @@ def test_a_batch_goes_to_its_own_offset_or_nowhere(store: klamm.Store) -> None:
         placer = RestoreWriter(log)
         placer.take(rows(0, 1, 2))
         store.append("t", b"somebody else's")
-        with pytest.raises(LogError, match="t/0: goes on at offset 1: another process has appended"):
+        with pytest.raises(LogError, match="t/0: the log ends at offset 1: another process has appended"):
             placer.give()
         assert log.ends().end == 1
         with pytest.raises(RecordTooLarge, match=r"t/0: a record of .* max\.message\.bytes"):

@@ -1,1 +1,1 @@
-"""One partition: head, segments, index, recovery, cleaning."""
+"""One partition: its head, segments and indexes; append, sync, read, recovery, retention and compaction."""

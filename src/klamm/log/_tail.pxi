@@ -1,4 +1,4 @@
-"""What comes next behind a reader that is at the end of the active segment: snapshot, read, check."""
+"""Read on at the end of the active segment: snapshot, read, check. A fast path of readers that wait there."""
 
 
 cdef struct Tail:
@@ -10,9 +10,7 @@ cdef struct Tail:
 cdef int64_t size_behind(Writer *w, const Tail *tail, int64_t most, Commit *now) noexcept nogil:
     """Take a snapshot; return how many bytes to read, at most `most`.
 
-    0 whenever anything is out of the ordinary (nothing there, another segment, an open transaction): a Reader then
-      looks
-    into it.
+    Return 0 if there is nothing, or in any special case (another segment, an open transaction): a Reader handles those.
     """
     if take_own_snapshot(w, now) or now.active_base != tail.base or now.stable_offset != now.next_offset:
         return 0
@@ -20,9 +18,9 @@ cdef int64_t size_behind(Writer *w, const Tail *tail, int64_t most, Commit *now)
 
 
 cdef int64_t read_behind(const Tail *tail, unsigned char *to, int64_t size, const Commit *now, int64_t *next_offset) noexcept nogil:
-    """Read `size` bytes; return how many of them are whole batches, checked, and the offset behind those.
+    """Read `size` bytes; return how many of them are whole batches, checked, and the offset after them.
 
-    0: a Reader has to look into it (damage, a batch that is larger).
+    Return 0 for damage or a larger batch: a Reader handles those.
     """
     cdef int64_t done = 0
     next_offset[0] = tail.next_offset

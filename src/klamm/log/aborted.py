@@ -1,17 +1,17 @@
-"""The aborted transactions of a segment: what a reader of committed records leaves out.
+"""The aborted transactions of a segment, which readers of committed records leave out.
 
     00000000000000004711.aborted    producer id, first offset, last offset, unused, CRC-32C of the 28 bytes before
                                     32 bytes an entry, little-endian; made at the segment's first abort
 
-An entry says: what this producer wrote from the first offset up to the marker at the last one was aborted. It lies
-beside the segment of the marker and is written before the marker is committed, so a reader that may read beyond the
-marker finds it.
+An entry means: the records of this producer from the first offset up to the marker at the last offset are aborted. It
+lies beside the segment of the marker and is written before the marker is committed, so a reader that may read beyond
+the marker finds it.
 
 Promises
-  A1  Complete, not sparse: every abort marker below the commit that ended something has its entry.
-  A2  An entry that a killed writer left without its marker is followed, sooner or later, by the same with the right
-      one: only that producer's records count, and until the marker is there it writes no others. A reader that counts
-      transactions, as clients of the Kafka server do, is told each once (ranges.py).
+  A1  The file is complete, not sparse: every abort marker below the commit that ended a transaction has an entry.
+  A2  If a killed writer left an entry without its marker, an entry with the right marker follows later. Both cover the
+      same records: until the marker is written, the producer writes no others. For readers that count transactions, as
+      clients of the Kafka server do, ranges.py returns each once.
   A3  Entries below the latest snapshot of producers are on disk; recovery re-creates the later ones from the log.
 """
 
@@ -88,7 +88,7 @@ def is_whole(data: bytes) -> bool:
 
 
 def load_from(directory: str, base: int) -> dict[int, list[Aborted]]:
-    """Return the entries of this segment and of those after it: a transaction may end in a later one than it began."""
+    """Return the entries of this segment and of later ones: a transaction may end in a later segment than it began."""
     return {each: load(directory, each) for each in segment.bases(directory, SUFFIX) if each >= base}
 
 
@@ -98,7 +98,7 @@ def count_below(entries: Iterable[Aborted], offset: int) -> int:
 
 
 def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[int], Iterable[Aborted]]) -> list[str]:
-    """Return the paths of files that are missing, or have fewer entries than is known, of segments that are there."""
+    """Return the paths of files that are missing or lack known entries, of existing segments."""
     return [
         segment.path_of(directory, base, SUFFIX)
         for base, count, below in listed
@@ -108,7 +108,7 @@ def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[in
 
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:
-    """Return whether the file has exactly these entries: a power cut may leave one that was never written."""
+    """Return whether the file has exactly these entries: a power cut may leave bytes that were never written."""
     try:
         return files.read(segment.path_of(directory, base, SUFFIX)) == _packed(entries)
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def write(directory: str, base: int, entries: list[Aborted]) -> None:
 
 
 def sync(directory: str, first: int) -> None:
-    """Make the files of these segments and of later ones durable, and their names: a snapshot relies on them."""
+    """Make the files of these segments and of later ones durable, names included: a snapshot relies on them."""
     found = [base for base in segment.bases(directory, SUFFIX) if base >= first]
     for base in found:
         files.sync_file(segment.path_of(directory, base, SUFFIX))

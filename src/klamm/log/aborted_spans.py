@@ -1,17 +1,17 @@
-"""The aborted transactions that a reader has to know of: those of the segment it is in, and of all later ones.
+"""The aborted transactions that a reader needs: those of its current segment and of all later ones.
 
 Entries of `.aborted` files (aborted.py) are read once each: a file only grows, so after an abort a reader loads what
 was appended since. A file that was replaced (recovery and repair do that) is loaded again, and one that was removed is
-made again from the log (producer_recovery.py). Both questions are answered by bisection, so that reading a log takes
+rebuilt from the log (producer_recovery.py). Both questions are answered by bisection, so that reading a log takes
 time linear in its aborted transactions:
 
-  covers        is this producer's batch part of an aborted transaction? By its last transaction that began at or before
-                the batch: transactions of one producer do not overlap.
-  within        which transactions have records in a range of offsets? Entries come in the order of their markers; for
-                each it is known where the earliest of it and all later ones begins, so the walk from the first marker
-                in the range ends where nothing later reaches back into it.
+  covers        is this producer's batch part of an aborted transaction? The producer's last transaction that began at
+                or before the batch decides: transactions of one producer do not overlap.
+  within        which transactions have records in a range of offsets? Entries are in the order of their markers. Each
+                has the least first offset of itself and all later entries, so a walk from the first marker in the range
+                stops where no later transaction reaches back into the range.
 
-Not for several threads at a time.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AbortedSpans:
             return
         if not 0 <= self._base <= base:
             self._clear(base)
-        if partition.recovered is not None:  # in memory, of a store that may not be written; it does not change
+        if partition.recovered is not None:  # in memory, for a read-only store; it does not change
             if not self:
                 self._add(partition.recovered)
         elif not self._files or not self._read_new() or self._lacks_entries():
@@ -79,7 +79,7 @@ class AbortedSpans:
         return base >= self._base and self._good.get(base, 0) < count
 
     def _read_new(self) -> bool:
-        """Read what was appended to the files. False if one of them is another file than before."""
+        """Read what was appended to the files. Return False if one of them was replaced."""
         directory = self._partition.directory
         for base in segment.bases(directory, aborted.SUFFIX):
             if base < self._base:
@@ -87,7 +87,7 @@ class AbortedSpans:
             try:
                 fd = _os.open_file(segment.path_of(directory, base, aborted.SUFFIX), os.O_RDONLY)
             except FileNotFoundError:
-                continue  # expired since
+                continue  # expired in between
             try:
                 status = os.fstat(fd)
                 inode, done = self._files.get(base, (status.st_ino, 0))
@@ -106,7 +106,7 @@ class AbortedSpans:
     def _add(self, entries: list[aborted.Aborted]) -> None:
         ends, begins, producers, earliest = self._ends, self._begins, self._producers, self._earliest
         for producer_id, first, last in entries:
-            at = bisect_right(ends, last)  # at the end, but for what a killed writer left
+            at = bisect_right(ends, last)  # at the end, except for what a killed writer left
             ends.insert(at, last)
             begins.insert(at, first)
             producers.insert(at, producer_id)
@@ -123,7 +123,7 @@ class AbortedSpans:
                 lasts.insert(at, last)
 
     def covers(self, producer_id: int, offset: int) -> bool:
-        """Return whether what this producer wrote at `offset` was aborted."""
+        """Return whether the batch of this producer at `offset` was aborted."""
         known = self._by_producer.get(producer_id)
         if known is None:
             return False
@@ -134,8 +134,9 @@ class AbortedSpans:
         """Return producer id and first offset of each aborted transaction with records in [first, end), by first
         offset.
 
-        Each once, though a writer that was killed before its marker leaves an entry too many (A2 of aborted.py): a
-        client takes one off its list at each marker, and would leave out committed records for one that remains.
+        Each is returned once, although a writer that was killed before its marker leaves an extra entry (A2 of
+        aborted.py): a client removes one entry at each marker, and would leave out committed records because of an
+        entry that remains.
         """
         found: set[tuple[int, int]] = set()
         for at in range(bisect_left(self._ends, first), len(self._ends)):

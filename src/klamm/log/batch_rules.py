@@ -5,7 +5,7 @@ cleanup.policy=compact     each record has a key, or InvalidRecord
 message.timestamp.*        see timestamps.py; with LogAppendTime the batch gets the time of its append
 compression.type           a batch of another codec is compressed again; `producer`: it stays as it is
 
-Most topics want nothing but a size (`are_plain`), which the caller compares itself.
+Most topics only limit the size (`are_plain`), which the caller checks itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = {**CODECS, "uncompressed": 0}  # as Kafka calls it
 
 
 def codec_of(settings: LogSettings) -> tuple[int, int | None] | None:
-    """Return the codec and level that batches of a topic have; None: those of their producers."""
+    """Return the codec and level for batches of a topic; None: each batch keeps its producer's."""
     name = settings.compression_type
     if name == "producer":
         return None
@@ -53,7 +53,7 @@ class BatchRules:
     ) -> tuple[bytearray | memoryview, int]:
         """Return the batch to append, in the first bytes of a buffer: the given one, or one compressed again.
 
-        The given one gets its timestamp in any case. `is_checked`: its records were found to be right.
+        The given one gets its timestamp in any case. `is_checked`: its records were checked already.
         """
         self._check_size(partition, size)
         if self.reads_records and not is_checked:
@@ -79,7 +79,7 @@ class BatchRules:
             )
 
     def check_records(self, partition: Partition, batch: bytearray | memoryview | bytes, size: int) -> None:
-        """Check keys and timestamps: of batches from elsewhere, and of our own in case the settings have changed."""
+        """Check keys and timestamps: of batches from clients, and of our own, in case the settings have changed."""
         found = RecordScan(memoryview(batch)[:size])
         if self.is_keyed and found.unkeyed:
             raise InvalidRecord(
@@ -91,6 +91,6 @@ class BatchRules:
             raise timestamps.refusal(partition, memoryview(batch)[:size])
 
     def accepts(self, partition: Partition, scan: Scan) -> bool:
-        """Return whether keys and timestamps of a batch are right."""
+        """Return whether the topic accepts the keys and timestamps of a batch."""
         earliest, latest = partition.timestamp_bounds()
         return (scan[0] or not self.is_keyed) and earliest <= scan[1] and scan[2] <= latest

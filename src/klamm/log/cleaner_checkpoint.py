@@ -2,13 +2,13 @@
 
     unused, offset, gaps_below, last_horizon                      28 bytes; sealed as sealed.py tells
 
-    offset          below it, each key has one record: its latest, as of the pass that came this far
-    gaps_below      from here on, offsets follow on; below, records may have been taken out
-    last_horizon    when the last tombstone below `offset` may go, by the store's clock; -1: there is none
+    offset          below it, each key has one record: its latest, as of the last pass, which ended here
+    gaps_below      from here on, offsets are contiguous; below, records may have been removed
+    last_horizon    when the last tombstone below `offset` may be removed, by the store's clock; -1: there is none
 
 It is written before a pass replaces its first segment, with `gaps_below` where the pass will end, and again when it has
 ended. So a log without this file has no gaps, unless its recovery point says that it is compacted: then the file was
-removed, and gaps may be anywhere. A reader that meets a gap looks here before calling it damage.
+removed, and gaps may be anywhere. A reader that finds a gap reads this file before it reports damage.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def exists(directory: str) -> bool:
 
 
 def is_missing(directory: str) -> bool:
-    """Return whether the file was there once and is not now."""
+    """Return whether the file existed once and is missing now."""
     if exists(directory):
         return False
     known = point.load(directory)
@@ -55,14 +55,14 @@ def is_missing(directory: str) -> bool:
 
 
 def what_is_missing(directory: str) -> str:
-    """Return what the report of a gap has to add if neither file is there that would tell of a compaction, or ""."""
+    """Return the addition to the report of a gap if both files that record compaction are missing, else ""."""
     if exists(directory) or point.load(directory) is not Lack.MISSING:
         return ""
     return f"; {point.path_of(directory)} is missing, too: it would tell whether the log was compacted"
 
 
 def gap(directory: str, first: int, following: int) -> CorruptBatch:
-    """Return the error of a reader that found no compaction which would account for a gap between segments."""
+    """Return the error for a gap between segments that no compaction explains."""
     return CorruptBatch(
         f"{directory}: offsets {first} to {following - 1} are missing{what_is_missing(directory)}",
         path=directory,
@@ -72,8 +72,8 @@ def gap(directory: str, first: int, following: int) -> CorruptBatch:
 
 
 def load(directory: str) -> CleanerCheckpoint:
-    """Return what the file says. Without one, nothing was compacted yet; if it is damaged or was removed, gaps may be
-    anywhere, and all is to be compacted again.
+    """Return the content of the file. If there never was one, nothing is compacted yet; if it is damaged or was
+    removed, gaps may be anywhere, and everything is to be compacted again.
     """
     body = sealed.load(path_of(directory), _MAGIC, _VERSION)
     if body is Lack.MISSING and not is_missing(directory):

@@ -1,4 +1,4 @@
-"""Cleanup of a partition: forgetting records by age, size and offset, and compacting them.
+"""Cleanup of a partition: remove records by age, size and offset, and compact them.
 
 retention.py and compaction.py change the files. Cleanup decides whether, and holds the clean lock while they do.
 """
@@ -29,7 +29,7 @@ Runner = Callable[["compaction.Pass", "compaction.Compacted"], bool]
 
 
 class _Interrupted(Exception):
-    """An exception of `on_progress`: not to be taken for an error of the disk or the head."""
+    """An exception of `on_progress`, kept apart from errors of the disk and of the head."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -47,7 +47,7 @@ def _guarded(on_progress: OnProgress) -> OnProgress:
 
 
 class Cleanup:
-    """Removes and compacts records of a partition. Several may be at work: the clean lock has them take turns."""
+    """Removes and compacts records of a partition. The clean lock makes processes take turns."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -62,7 +62,7 @@ class Cleanup:
     # ---- by offset, age and size
 
     def delete_before(self, offset: int) -> int:
-        """Forget the records before `offset`; where the log starts now."""
+        """Delete the records before `offset` and return the new log start."""
         if self._partition.is_read_only:
             raise self._partition.read_only_error()
         now = self._partition.snapshot()
@@ -75,7 +75,9 @@ class Cleanup:
         return self._partition.snapshot().log_start
 
     def clean_lock(self, timeout_ms: int | None = None) -> AbstractContextManager[None]:
-        """Hold the clean lock for a `with` block; StoreBusy after `timeout_ms`, None: the store's busy_timeout."""
+        """Hold the clean lock for a `with` block. Raise StoreBusy after `timeout_ms`, by default the store's
+        busy_timeout.
+        """
         lock = self._partition.lock
         assert lock is not None
         self._heads.check_place(now=True)
@@ -92,9 +94,9 @@ class Cleanup:
         self._partition.repeat_sync(lambda: retention.move_log_start(self._log, offset))
 
     def expire(self, *, wait: bool = True) -> list[int]:
-        """Remove segments that the settings say are too old or too much; their base offsets.
+        """Apply retention.ms and retention.bytes: remove segments and return their base offsets.
 
-        Without `wait`, none if another process is cleaning: a compaction may take long.
+        Without `wait`, remove none if another process is cleaning: a compaction may take long.
         """
         settings = self._settings
         if self._partition.is_read_only or (settings.retention_ms < 0 and settings.retention_bytes < 0):
@@ -131,14 +133,14 @@ class Cleanup:
         return retention.remove_unreachable(self._log)
 
     def _close_if(self, is_due: Callable[[head.Snapshot], bool]) -> None:
-        """Roll the active segment, if there is anything in it and it `is_due`."""
+        """Roll the active segment if it is not empty and `is_due` says so."""
         with self._log.append_lock():
             now = self._log.snapshot()
             if now.position and is_due(now):
                 self._log.roll()
 
     def rebuild_indexes(self, is_over: Callable[[], bool] = lambda: False, *, is_missing: bool = False) -> list[int]:
-        """Make missing indexes of closed segments again and return their bases. See IndexRebuild.run."""
+        """Rebuild missing indexes of closed segments and return their bases: see IndexRebuild.run."""
         if self._partition.is_read_only or self._log.flags & (head.DELETED | head.NEEDS_RECOVERY):
             return []
         rebuild = self._partition.index_rebuild
@@ -156,11 +158,11 @@ class Cleanup:
         on_progress: OnProgress = lambda done, total: None,
         run: Runner | None = None,
     ) -> compaction.Compacted | None:
-        """Compact the log if there is enough to do; None if there is not, or if its topic is not compacted.
+        """Compact the log. Return None if there is not enough to do, or if its topic is not compacted.
 
-        `force` closes the active segment and compacts whatever there is. Without `wait`, None if another process is
-        cleaning just now; with it, StoreBusy if that is still so after `timeout_ms`. `on_progress` is called now and
-        then with bytes done and bytes in all; what it raises ends it. `run` does a pass in another way than Pass.run.
+        `force` closes the active segment and compacts in any case. If another process is cleaning: without `wait`,
+        return None; with it, raise StoreBusy after `timeout_ms`. `on_progress` is called with bytes done and bytes in
+        all; an exception of it ends the compaction. `run` replaces Pass.run.
         """
         if self._partition.is_read_only:
             raise self._partition.read_only_error()
@@ -179,7 +181,7 @@ class Cleanup:
         except _Interrupted as interrupted:
             raise interrupted.error from None
         except KlammError:
-            self._partition.check_not_deleted()  # its files may have gone
+            self._partition.check_not_deleted()  # its files may be deleted
             raise
 
     def _compact(
@@ -197,7 +199,7 @@ class Cleanup:
         self._partition.bases()
         producer_recovery.restore_lost_aborted(self._partition, 0)
         is_first = not cleaner_checkpoint.exists(self._directory) and not cleaner_checkpoint.is_missing(self._directory)
-        if is_first:  # before the recovery point that says that it is there
+        if is_first:  # before the recovery point that lists it
             cleaner_checkpoint.store(self._directory, cleaner_checkpoint.CleanerCheckpoint())
         self._partition.checkpoint(force=is_first or self._partition.has_producers())
         compaction.remove_leftovers(self._directory)
@@ -230,7 +232,7 @@ class Cleanup:
         )
 
     def _is_due(self, found: compaction.CleanableSegments, clock_ms: int) -> bool:
-        """Return whether enough of the log is dirty, or dirty for long, or every tombstone may go."""
+        """Return whether enough of the log is dirty, or has been for long, or all tombstones may be removed."""
         if 0 <= found.known.last_horizon <= clock_ms:
             return True
         if found.dirty_bytes == 0:

@@ -1,36 +1,36 @@
 """Compaction: closed segments with only the latest record of each key.
 
-A pass reads the dirty part of the log, from where the last pass came to, and notes the latest offset of each key
+A pass reads the dirty part of the log, from the end of the last pass on, and records the latest offset of each key
 (batch/_keymap.pxi: 24 bytes a key, in a table of fixed size). Then it goes through all closed segments from the start
-of the log and takes out what is not the latest of its key. If the table is full, the pass ends where it is full, and
-another one goes on from there.
+of the log and removes records that are not the latest of their key. If the table becomes full, the pass covers the log
+up to there, and another pass goes on.
 
   1  `cleaner-checkpoint` is written: gaps may appear below the end of this pass.
-  2  A segment is sifted into `<base>.log.cleaned`, which is synced, read again and checked. If nothing goes, there is
-     no such file, and the segment stays.
+  2  A segment is filtered into `<base>.log.cleaned`, which is synced, read again and checked. If no record is removed,
+     there is no such file, and the segment stays.
   3  Its index is removed, and the directory synced; segments_version + 1; the new file is renamed over the old one, and
      the directory synced; segments_version + 1; a new index is written.
-  4  After the last segment `cleaner-checkpoint` says how far the pass came.
+  4  After the last segment, `cleaner-checkpoint` records the end of the pass.
 
-Killed anywhere in here, a pass leaves a segment as it was or as it will be; the next one starts over, and finds less to
+A pass that is killed anywhere leaves each segment in its old or its new state; the next pass starts over, with less to
 do. A reader that has the old file open reads it to its end.
 
-Steps 1, 3 and 4 are of a Pass, done by the holder of the clean lock. What goes is said by Rules, and `filter_segment`
-applies them to one segment: in this process with one table for all of them (Pass.run), or wherever there is a table of
-the keys that matter to that segment (spark/pipelines/compact_pipeline.py).
+Pass does steps 1, 3 and 4, under the clean lock. Rules decides which records are removed, and `filter_segment` applies
+it to one segment: in this process with one table for all segments (Pass.run), or in another one with a table of the
+keys of that segment (spark/pipelines/compact_pipeline.py).
 
-Tombstones (null values) go `delete.retention.ms` after the first pass that found them the latest of their key: that
-pass has removed everything before them, and the time is for readers that are on their way. It is kept in the batch, as
-Kafka does (KIP-534): attribute 6 is set, and the base timestamp is that time; timestamps of records are what they were.
-Records of aborted transactions go at once. A marker stays while a record of its transaction does, since without it
-recovery would take the transaction for open; after that it is as a tombstone.
+Tombstones (null values) are removed `delete.retention.ms` after the first pass that found them to be the latest of
+their key: that pass has removed everything before them, and slow readers get that time to see them. The batch has the
+time of removal, as in Kafka (KIP-534): attribute 6 is set, and the base timestamp is that time; timestamps of records
+stay. Records of aborted transactions are removed at once. A marker stays as long as a record of its transaction does:
+without it recovery would take the transaction for open. After that it is treated like a tombstone.
 
 Promises
-  X1  Nothing goes that is not below the active segment, flushed_offset, the stable offset, the recovery point and the
-      latest snapshot of producers. So what makes a record superfluous is on disk before the record goes, and recovery
-      needs nothing that went.
-  X2  Segments are replaced in the order of their offsets, each durably before the next: a tombstone never goes before
-      what it deletes.
+  X1  Only records below all of these are removed: the active segment, flushed_offset, the stable offset, the recovery
+      point and the latest snapshot of producers. So the record that replaces a removed one is on disk before, and
+      recovery needs no removed record.
+  X2  Segments are replaced in the order of their offsets, each durably before the next: a tombstone is never removed
+      before what it deletes.
   X3  Offsets, timestamps, headers and bytes of the records that stay do not change. Records without a key stay.
   X4  A segment stays a file with its name, an empty one if nothing is left.
 """
@@ -72,7 +72,7 @@ _NEVER_MS = 1 << 62
 
 
 class CleanableSegments(NamedTuple):
-    """Closed segments that compaction may look at: [(base, end)], and how much of them is not compacted yet."""
+    """Closed segments that compaction may change, [(base, end)], and how much of them is not compacted yet."""
 
     segments: list[tuple[int, int]]
     total_bytes: int
@@ -91,7 +91,7 @@ class CleanableSegments(NamedTuple):
 def find_cleanable(
     directory: str, now: head.Snapshot, *, end_offset: int, clock_ms: int, min_lag_ms: int
 ) -> CleanableSegments:
-    """Return what there is to compact below offset `end_offset`. Records newer than `min_lag_ms` are left alone."""
+    """Return what can be compacted below `end_offset`. Records newer than `min_lag_ms` are left alone."""
     known = cleaner_checkpoint.load(directory)
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     found: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def oldest_dirty_ms(directory: str, found: CleanableSegments) -> int | None:
             finally:
                 os.close(fd)
             if len(data) == batch_header.HEADER_SIZE:
-                with suppress(CorruptBatch):  # reading all of it raises
+                with suppress(CorruptBatch):  # the pass raises the error
                     return batch_header.parse(data).max_timestamp
                 return None
     return None
@@ -157,7 +157,7 @@ class Compacted:
     segments: int = 0  # replaced
     records_removed: int = 0
     records_left: int = 0
-    bytes_before: int = 0  # of the closed segments that were looked at
+    bytes_before: int = 0  # of the closed segments
     bytes_after: int = 0
 
 
@@ -179,7 +179,7 @@ class Rules(NamedTuple):
 
 
 def _batches(directory: str, base: int) -> Iterator[tuple[memoryview, int]]:
-    """Yield whole batches of a segment, verified, and their positions in it."""
+    """Yield the batches of a segment, verified, with their positions."""
     path = segment.path_of(directory, base)
     fd = _os.open_file(path, os.O_RDONLY)
     try:
@@ -221,9 +221,9 @@ def filter_segment(
     temp_path: str,
     on_progress: Callable[[int], object] = lambda done: None,
 ) -> int | None:
-    """Write what stays of a segment to `temp_path`, synced: its size. None if that is all of it, and there is no file.
+    """Write the records of a segment that stay to `temp_path`, sync it, and return its size.
 
-    `on_progress` is told how many bytes were read since the last time.
+    Return None, without a file, if all records stay. `on_progress` gets the bytes read since its last call.
     """
     path = segment.path_of(directory, base)
     target, at = -1, 0
@@ -273,7 +273,7 @@ def _copy_start(path: str, size: int, target: int) -> int:
 
 
 class Pass:
-    """One pass over one partition, whose clean byte the caller holds."""
+    """One pass over one partition. The caller holds its clean byte."""
 
     def __init__(
         self,
@@ -286,10 +286,9 @@ class Pass:
         memory_bytes: int,
         on_progress: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
-        """Prepare a pass. Tombstones that are due at `clock_ms` go; those met for the first time are due at
-        `horizon_ms`.
+        """Prepare a pass. It removes tombstones that are due at `clock_ms`; new ones become due at `horizon_ms`.
 
-        `on_progress` is told how many bytes of how many were read; what it raises ends the pass.
+        `on_progress` gets the bytes read and the bytes in all; an exception of it ends the pass.
         """
         self.log = log
         self.directory = log.directory
@@ -307,7 +306,7 @@ class Pass:
         self._replaced = 0
 
     def run(self, done: Compacted) -> bool:
-        """Run the pass. Return whether all that was found is compacted; else the key map was full: run another."""
+        """Run the pass. Return whether everything is compacted; if not, the key map was full: run another pass."""
         keys, end = self._note_keys()
         self._total = self._read + sum(self._size(base) for base, _ in self.found.segments if base < end)
         self.begin(end)
@@ -337,7 +336,7 @@ class Pass:
 
     def begin(self, end: int) -> None:
         """Record that there may be gaps below `end`, before the first segment is replaced."""
-        if sys.platform == "win32":  # what is in use cannot always be replaced there
+        if sys.platform == "win32":  # Windows cannot replace some files that are in use
             self._close_our_files()
         gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
         self.known = self.known._replace(gaps_below=gaps_below)
@@ -356,7 +355,7 @@ class Pass:
         done.passes += 1
 
     def _close_our_files(self) -> None:
-        """Close the files that appends and syncs hold open, of segments that are closed by now."""
+        """Close files of closed segments that appends and syncs still have open."""
         self.log.before_fork()
         try:
             self.log.forget_files()
@@ -367,7 +366,7 @@ class Pass:
         return os.stat(segment.path_of(self.directory, base)).st_size
 
     def _note_keys(self) -> tuple[KeyMap, int]:
-        """Return the keys of the dirty part, and its end: that of the closed segments, or where the key map is full."""
+        """Return the keys of the dirty part and its end: of the closed segments, or where the key map became full."""
         start = self.start
         keys = KeyMap(self.memory_bytes, os.urandom(16), most=max(self.found.end - start, 0), aborted=self._aborted())
         end = start
@@ -386,7 +385,7 @@ class Pass:
         return keys, max(end, self.found.end)
 
     def replace(self, base: int, following: int, temp_path: str, size: int) -> None:
-        """Put what `filter_segment` wrote in the place of its segment; in the order of offsets (X2)."""
+        """Replace a segment by the file that `filter_segment` wrote; called in the order of offsets (X2)."""
         try:
             self._replace(base, following, temp_path, size)
         except BaseException:
@@ -400,11 +399,11 @@ class Pass:
         suffix = temp_path[len(segment.path_of(directory, base, "")) :]
         scanned = recovery.scan_segment(
             directory, base, interval=self.interval, contiguous=False, suffix=suffix
-        )  # what was written is what can be read, or the segment stays
+        )  # check the new file; if it is wrong, the segment stays
         if scanned.fault is not None or scanned.position != size or scanned.offset > following:
             raise _damaged(temp_path, scanned.position, CorruptBatch(scanned.fault or "it cannot be read again"))
         files.remove(segment.path_of(directory, base, ".index"))
-        files.sync_directory(directory)  # not that one comes back which only happens to fit
+        files.sync_directory(directory)  # so that no old index returns that happens to match
         log.bump_segments_version()
         self._rename(temp_path, segment.path_of(directory, base))
         files.sync_directory(directory)  # index.write does it, too: redundant, so that X2 does not depend on that
@@ -412,7 +411,7 @@ class Pass:
         index.write(directory, base, [*scanned.entries, Entry(following, size, scanned.max_timestamp)], size=size)
 
     def _rename(self, temp_path: str, path: str) -> None:
-        """Rename a file. Where Windows, or a virus scanner there, holds it in use, the pass ends (X2)."""
+        """Rename a file. On Windows, the pass ends if the file is in use, by a virus scanner for example (X2)."""
         try:
             _os.rename(temp_path, path)
         except PermissionError as error:

@@ -1,7 +1,7 @@
 """The head of a partition: how an append becomes visible, and what a killed writer leaves behind.
 
     heads     mapped by every process that has the store open; slots of 1 KiB
-      slot 0     the store's: boot id, device and inode (is this file to be believed?), the bell, the catalog's version,
+      slot 0     the store's: boot id, device and inode (is this file to be trusted?), the bell, the catalog's version,
                  the latest life number
       slot n     a partition's; used again when that was deleted, with another generation
     lock      lock bytes; a partition has three: flush (4n + 1), clean (4n + 2), recovery point (4n + 3)
@@ -17,17 +17,20 @@ A slot says where its log ends:
     flushed           one word: flushed_offset (everything below is on disk), flushing (a process is syncing), and the
                       flush generation, which says which byte is the flush byte: 4n + 1 + (generation << 40)
     flushed_check     ~flushed_offset: with it, recovery can rely on the old head after a boot
-    flush_round       changes after each sync: what those who wait for one sleep on
-    index_*           where the index of the active segment goes on
+    flush_round       changes after each sync; processes that wait for a sync sleep on it
+    index_*           where the index of the active segment ends
     recovery_*        the recovery point in the file `recovery`
     redo_*            a committed batch whose producer the table may not know yet
-    producers_seq     what the header of the table of producers says, if the table is this log's (_producers.pxi)
+    producers_seq     equals the number in the header of the table of producers, if the table is this log's
+                      (_producers.pxi)
     aborted_*         the latest .aborted file: its segment, and how many entries it has
-    owner, holder     the append lock: the life number of the process that holds it (owner.h), and who took it last
-    notes[3]          beside each lock byte: which process took it last, and what processes sleep on that wait for it
+    owner, holder     the append lock: the life number of the process that holds it (owner.h), and the last process that
+                      took it
+    notes[3]          for each lock byte: the last process that took it, and the word that waiting processes sleep on
 
-**Commit.** Fill the next entry of the ring, then store `seq`. That one store is the commit: before it nothing has
-happened, after it everything has. There are eight entries so that a reader can copy one while writers fill the next.
+**Commit.** Fill the next entry of the ring, then store `seq`. That one store is the commit: before it the batch does
+not exist, after it all processes see it. There are eight entries, so that a reader can copy one while writers fill the
+next.
 
 **Read.** Load `seq`, copy its commit, load `seq` again; if it is 7 or more ahead, the entry may have changed under the
 copy: try again. A wrong CRC, or another seq in the copy, is damage. No lock, no store.
@@ -37,7 +40,7 @@ intent · write the batch at `position` · commit · index · let go · ring the
 
 **Transactions.** A transactional batch leaves `stable_offset` where it is, at the latest where the oldest open
 transaction begins; a marker moves it, in its own commit, to where the oldest that is still open begins, or to the
-end. What an abort ends is written down before (aborted.py).
+end. An abort is recorded in the .aborted file first (aborted.py).
 
 **Roll.** A commit of its own: active_base = next_offset, position = 0. The file is created by its first writer.
 
@@ -51,7 +54,7 @@ flushed_offset is written again, into new blocks, under SYNC_FAILED, the append 
 
 **A syncing process that is stopped** (SIGSTOP, a debugger, `docker pause`) is replaced after a second. A process that
 waits for it takes the append lock and stores the next generation into `flushed`: from now on another byte is the flush
-byte, and it is free, with flushing set. What follows is what follows the death of a syncing process. Each change that
+byte, and it is free, with flushing set. The rest is as after the death of a syncing process. Each change that
 the replaced process may still make is a compare-and-swap of `flushed`, which fails because of the generation; it then
 releases its own byte and waits as the others do. A process that is not stopped is never replaced: its disk is slow. If
 that is unknown (another pid namespace), it is replaced after ten seconds. Recovery and rewrites hold the append lock as
@@ -63,8 +66,8 @@ Promises
   H3  A writer killed at any instruction loses only what it had not committed, and delays no other by more than 2 ms and
       a system call.
   H4  A segment that is not active never changes size.
-  H5  flushed_offset moves only after a sync of everything below it that reported no error to anybody, and never by a
-      process that was replaced.
+  H5  flushed_offset moves only after everything below it was synced without an error in any process, and a process that
+      was replaced never moves it.
 
 A mutex in front of each lock keeps the threads of a process apart (an OFD lock does not). Locks and mutexes are taken
 and released by native code alone: an append and a sync are one call each, and a longer section is a `with` block of a
@@ -153,7 +156,7 @@ def clean_byte(slot: int) -> int:
 
 
 def sync(log: Log, end_offset: int) -> None:
-    """Return when everything below `end_offset` is on disk: synced here, or by another process meanwhile."""
+    """Return when everything below `end_offset` is on disk, synced by this process or another one."""
     try:
         log.sync(end_offset)
     except (OSError, HeadResult) as error:
@@ -164,7 +167,7 @@ def _sync_failed(log: Log, error: OSError | HeadResult) -> Exception:
     if isinstance(error, OSError):
         return SyncFailed(
             f"{log.directory}: cannot sync: {error.strerror}",
-            hint="nothing acknowledged is lost; appends go on when the disk does",
+            hint="nothing acknowledged is lost; appends work again when the disk does",
         )
     if error.result is Result.SYNC_FAILED:
         return SyncFailed(f"{log.directory}: an earlier sync failed, or the process doing it died or was stopped")

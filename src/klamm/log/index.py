@@ -4,27 +4,27 @@
               one's, 0, version, CRC-32C of the 60 bytes before                          64 bytes, little-endian
     entry     offset, position, max_timestamp, unused, CRC-32C of the 28 bytes before    32 bytes
 
-An entry says: a batch with base offset `offset` starts at byte `position`, and no record before it in this segment is
-younger than `max_timestamp`. The entry written at a roll has the segment's end as its position. Entries are written
-after the commit they speak of, about every `index.interval.bytes`.
+An entry means: a batch with base offset `offset` starts at byte `position`, and no record before it in this segment has
+a timestamp above `max_timestamp`. The entry written at a roll has the segment's end as its position. An entry is
+written after the commit of its batch, about every `index.interval.bytes`.
 
-The header says which segment the entries speak of, by what is in it. So an index stays with its segment through a copy
-of any kind, and is not valid beside another one. What proves what:
+The header identifies the segment by its content. So an index stays valid beside any copy of its segment, and is not
+valid beside another segment. Its fields prove:
 
-    base, first     the log that it is: another topic's, another store's, one that was made again
-    size            that nothing was cut off, added or compacted away since
-    last            that two copies of a store did not go on differently
-    its own CRC     that the header is as it was written; each entry has one, too
+    base, first     that it is this log: not another topic's, another store's, or one that was re-created
+    size            that nothing was cut off, added or compacted since
+    last            that it is not from another copy of the store, which got other records
+    its own CRC     that the header is intact; each entry has a CRC, too
 
-While a segment is active, size, position and last are 0, or what they were at a roll that was not committed. Its index
-is valid for the committed bytes: a segment only grows while it is active, and is compacted only after that. A closed
-segment whose index has no size, because the process that rolled it was killed, has no valid index. An empty segment, as
-compaction leaves it where nothing is left, needs none.
+While a segment is active, size, position and last are 0, or from a roll that was not committed. Its index is valid for
+the committed bytes: an active segment only grows, and only closed ones are compacted. A closed segment whose index has
+no size, because the process that rolled it was killed, has no valid index. An empty segment, which compaction may
+leave, needs none.
 
 Promises
-  I1  An index may miss entries, or be missing; it never lies. One that is not valid is a missing one.
+  I1  An index may miss entries, or be missing; it never lies. An invalid index counts as missing.
   I2  A reader that jumps to an entry's position still checks that the batch there is whole and has that offset.
-  I3  A closed segment without a valid index gets one in the background, once a process looks something up in it, or
+  I3  A closed segment without a valid index gets one in the background, once a process searches the segment or
       maintains the store (index_rebuild.py).
 """
 
@@ -69,7 +69,7 @@ def _header_crc(fd: int, position: int) -> int | None:
 
 
 class Index:
-    """The index of one segment, opened for a look-up. Without entries when it is not valid."""
+    """The index of one segment, opened for a look-up. It has no entries if it is not valid."""
 
     def __init__(self, directory: str, base: int, *, end_position: int | None = None, log_fd: int = -1) -> None:
         """Open an index. `end_position`: where the committed part of the active segment ends; None: it is closed.
@@ -79,7 +79,7 @@ class Index:
         self.base = base
         self.path = segment.path_of(directory, base, ".index")
         self.fd = -1
-        self._end = 0  # entries that speak of bytes beyond it do not count
+        self._end = 0  # entries with a position beyond it do not count
         self.count = 0
         self.is_valid = False
         own_fd = -1
@@ -133,10 +133,11 @@ class Index:
         return _parse(data) if len(data) == ENTRY_SIZE else None
 
     def _last(self, holds: Callable[[Entry], bool]) -> tuple[Entry, int]:
-        """Return the last entry for which `holds`, and how many there are up to it; if none does, the segment's start.
+        """Return the last entry for which `holds` is true, and the number of entries up to it; by default the segment's
+        start.
 
-        `holds` is true up to some entry and false from there on. A broken entry ends the part that is looked at, and so
-        does one that speaks of bytes that are not there.
+        `holds` is true up to some entry and false after it. The search ends at a broken entry, and at one with a
+        position beyond the segment.
         """
         best = Entry(self.base, 0, -1)
         low, high = 0, self.count
@@ -154,11 +155,11 @@ class Index:
         return self._last(lambda entry: entry.offset <= offset)[0]
 
     def before_position(self, position: int) -> tuple[Entry, int]:
-        """Return the last entry at or before a byte of the segment, and how many there are up to it."""
+        """Return the last entry at or before a byte of the segment, and the number of entries up to it."""
         return self._last(lambda entry: entry.position <= position)
 
     def before_time(self, timestamp: int) -> Entry:
-        """Return where to start looking for the first record at or after a time: all before is older."""
+        """Return where to start the search for the first record at or after a time: all records before are older."""
         return self._last(lambda entry: entry.max_timestamp < timestamp)[0]
 
     def closing(self, size: int) -> Entry | None:
@@ -168,15 +169,15 @@ class Index:
 
 
 def sync(directory: str, first: int, last: int) -> None:
-    """Make the indexes of these segments durable, with a recovery point: those below it are not re-created."""
+    """Make the indexes of these segments durable, for a recovery point: recovery does not rebuild indexes below it."""
     for base in segment.bases(directory, ".index"):
         if first <= base <= last:
-            with suppress(OSError):  # removed just now, or not to be synced: then it is missing, no more
+            with suppress(OSError):  # removed just now, or it cannot be synced: at worst it is missing later
                 files.sync_file(segment.path_of(directory, base, ".index"))
 
 
 def pack_header(directory: str, base: int, *, size: int | None = None, near: int = 0) -> bytes | None:
-    """Return the header of the index of a segment: closed with `size` bytes, or active. None: it has no batch.
+    """Return the header for the index of a segment, closed with `size` bytes or active; None if it has no batch.
 
     `near`: where a batch starts, at or before the last one.
     """
@@ -199,9 +200,9 @@ def pack_header(directory: str, base: int, *, size: int | None = None, near: int
 
 
 def write(directory: str, base: int, entries: list[Entry], *, keep: int = 0, size: int | None = None) -> None:
-    """Replace all but the first `keep` entries by these, and sync the index. `size`: of a segment that is closed.
+    """Replace all but the first `keep` entries by these, and sync the index; remove it if the segment has no batch.
 
-    Remove it if the segment has no batch.
+    `size`: of a closed segment.
     """
     path = segment.path_of(directory, base, ".index")
     data = b"".join(_head.index_entry(*entry) for entry in entries)

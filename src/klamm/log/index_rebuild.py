@@ -1,4 +1,4 @@
-"""Make the missing indexes of a partition's closed segments again (index.py, I3).
+"""Rebuild the missing indexes of a partition's closed segments (index.py, I3).
 
 A segment is read without a lock, in the maintenance thread. The index is written under the clean lock, and only if the
 segment is still the file that was read: a compaction may have replaced it, retention may have removed it.
@@ -29,10 +29,10 @@ class Stopped(Exception):
 
 
 class IndexRebuild:
-    """A process's knowledge of the indexes of one partition. Two threads may run it: then one works in vain."""
+    """Rebuilds indexes of one partition, for one process. If two threads run it, one of them works in vain."""
 
     def __init__(self) -> None:
-        self._checked = -1  # segments_version as of which every closed segment was looked at
+        self._checked = -1  # segments_version at which every closed segment was checked
         self._unreadable: set[tuple[int, int]] = set()  # base and inode of segments that cannot be indexed
 
     def run(
@@ -43,10 +43,10 @@ class IndexRebuild:
         *,
         is_missing: bool,
     ) -> list[int]:
-        """Make missing indexes again and return the base offsets of their segments.
+        """Rebuild missing indexes and return the base offsets of their segments. Raise Stopped when `is_over`.
 
-        `hold` gives the clean lock. With `is_missing`, a reader missed one; else nothing is looked at again before a
-        segment has come, gone or been replaced. Raise Stopped when `is_over`.
+        `hold` returns the clean lock. With `is_missing` (a reader missed an index), check all segments; otherwise only
+        if a segment was added, removed or replaced since the last check.
         """
         version = partition.log.segments_version
         if version == self._checked and not is_missing:
@@ -62,7 +62,7 @@ class IndexRebuild:
             except FileNotFoundError:
                 continue  # expired just now
             except StoreBusy:
-                is_complete = False  # being cleaned: the next one who misses it, or the next maintenance
+                is_complete = False  # being cleaned: the next reader or the next maintenance does it
         if is_complete:
             self._checked = version
         return rebuilt
@@ -99,7 +99,7 @@ class IndexRebuild:
         )
         end = scanned.offset if scanned.offset >= gaps_below else next_base
         if scanned.fault is not None or scanned.position != identity[1] or end != next_base:
-            self._unreadable.add((base, identity[0]))  # who reads there meets the damage, and says so
+            self._unreadable.add((base, identity[0]))  # a reader of the segment reports the damage
             return False
         with hold():
             if _identity(path) != identity:
@@ -111,7 +111,7 @@ class IndexRebuild:
                 self._unreadable.add((base, identity[0]))
                 _log.warning("%s: cannot be written: %s", known.path, error)
                 return False
-        _log.info("%s: was missing or not of its segment: made again", known.path)
+        _log.info("%s: index was missing or did not match its segment: rebuilt", known.path)
         return True
 
 

@@ -1,10 +1,10 @@
-"""Look records up by time.
+"""Look up records by time.
 
-    offset_at      the first committed record that is at least as young as a time: what readers of records want
-    first_since    the same in the log as it lies, markers and aborted records included: what Kafka answers
+    offset_at      the first committed record at or after a time: for readers of records
+    first_since    the first record at or after a time, markers and aborted records included: as Kafka does it
     find_max_timestamp  the first record with the largest timestamp, in the order of the log
 
-The largest timestamp of a segment, and its index, say where to begin; from there on every batch is looked at.
+The largest timestamp of a segment and its index give the starting point; from there on every batch is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["TimestampLookup", "find_max_timestamp", "first_since", "offset_at"]
 
 
 class TimestampLookup(NamedTuple):
-    """A record, by what is known of it without its contents."""
+    """The result of a look-up: a record without its contents."""
 
     offset: int
     timestamp: int
@@ -55,7 +55,7 @@ def find_max_timestamp(partition: Partition) -> TimestampLookup | None:
 
 
 def _find_max_timestamp_left(partition: Partition) -> TimestampLookup | None:
-    """Like `find_max_timestamp`, if the largest timestamp of a segment lies before the log start: read what is left."""
+    """Like `find_max_timestamp`, for a segment whose largest timestamp lies before the log start: read the rest."""
     best: TimestampLookup | None = None
     now = partition.snapshot()
     with Reader(partition, now.log_start, committed=False) as reader:
@@ -99,7 +99,7 @@ def _first(partition: Partition, timestamp_ms: int, *, committed: bool) -> Times
         except OffsetOutOfRange:
             if partition.snapshot().log_start == now.log_start:
                 raise
-            # else: expired while we looked
+            # else it expired during the search
 
 
 def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, committed: bool) -> TimestampLookup | None:
@@ -121,7 +121,7 @@ def _first_from(partition: Partition, timestamp_ms: int, now: Snapshot, *, commi
                         if found is not None:
                             return found
                     at += batch.size
-        return None  # that was the rest of the log, to its end
+        return None  # the segment reached to the end of the log
     return None
 
 

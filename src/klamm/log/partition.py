@@ -1,7 +1,7 @@
 """One partition of a topic: append, sync, read, look up. The packages above `log` use it through here.
 
-The native `append` gives a result or says what is in its way; here that is seen to (a directory made, settings loaded
-again, a log recovered) and the append tried again, or it becomes an exception.
+The native `append` returns an offset or the obstacle. This module removes the obstacle (creates a directory, reloads
+settings, recovers a log) and tries again, or raises an exception.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from klamm.types import TopicId
 __all__ = ["Ends", "Partition"]
 
 _log = logging.getLogger("klamm")
-_MAX_TRIES = 20  # so often an obstacle is removed that is there again
+_MAX_TRIES = 20  # of removing an obstacle that returns
 _NOT_PLAIN = int(head.Result.NOT_PLAIN)
 _NO_OFFSET = bytes(8)
 
@@ -61,7 +61,7 @@ class Ends(NamedTuple):
 
 
 class Partition:
-    """Opened once a process and shared by its threads; closed by its store."""
+    """One partition. A process opens it once, its threads share it, and the store closes it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Partition:
         try:
             older = recovery.is_older(self.log)
         except (head.HeadResult, OSError):
-            return  # a damaged head, or a segment that expired just now: use will tell
+            return  # a damaged head, or a segment that expired just now: the next use reports it
         if older and not self.log.flags & head.DELETED:
             if self.lock is None:
                 raise results.error_of(self, head.Result.OLDER_HEAD)
@@ -122,14 +122,14 @@ class Partition:
     def _recover_older(self) -> None:
         with self.log.append_lock():
             self.log.set_flags(head.NEEDS_RECOVERY)
-        _log.warning("%s: the log goes on beyond its head, which is older: recovered", self.directory)
+        _log.warning("%s: the log extends beyond its head, which is older: recovered", self.directory)
         self._recover()
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}/{self.number}>"
 
     def configure(self, settings: LogSettings, catalog_version: int) -> None:
-        """Take over settings as of a version of the catalog."""
+        """Apply settings as of a version of the catalog."""
         self.settings = settings
         self._rules = rules = BatchRules(settings)
         self._max_bytes, self._checked = rules.max_bytes, not rules.are_plain
@@ -154,7 +154,7 @@ class Partition:
 
     @property
     def cleanup(self) -> Cleanup:
-        """What removes records and compacts. The partition does not hold it: a cycle would outlive the store."""
+        """What removes and compacts records. The partition has no reference to it: a cycle would outlive the store."""
         return Cleanup(self)
 
     @property
@@ -164,11 +164,11 @@ class Partition:
 
     @property
     def stamps(self) -> bool:
-        """Whether records bear the time they were appended."""
+        """Whether records get the time of their append (LogAppendTime)."""
         return self._rules.stamps
 
     def look_for_gaps(self) -> bool:
-        """Return whether the log was compacted since it was opened: then offsets have gaps."""
+        """Return whether the log has been compacted since it was opened: then offsets may have gaps."""
         if self.contiguous and (
             cleaner_checkpoint.exists(self.directory) or cleaner_checkpoint.is_missing(self.directory)
         ):
@@ -179,10 +179,10 @@ class Partition:
     # ---- append
 
     def append(self, batch: bytearray | memoryview, size: int = -1) -> int:
-        """Commit one sealed batch, the first `size` bytes of a writable buffer: its base offset.
+        """Commit one sealed batch, the first `size` bytes of a writable buffer, and return its base offset.
 
-        An idempotent producer's batch that is in the log already gives the offset it has there. One that bears the
-        sequences of another batch is OutOfOrderSequence.
+        If a batch of an idempotent producer is in the log already, return its offset there. Raise OutOfOrderSequence if
+        its sequences are those of another batch.
         """
         if size < 0:
             size = len(batch)
@@ -195,19 +195,19 @@ class Partition:
         return result
 
     def append_one(self, key: bytes | None, value: bytes | None, timestamp: int = -1) -> int:
-        """Commit one record without headers, the quick way where there is one: its offset."""
+        """Commit one record without headers, by the fast path if possible, and return its offset."""
         result = self._one(key, value, timestamp) if self._plain else _NOT_PLAIN
         return result if result >= 0 else self.retry_one(result, key, value, timestamp)
 
     def retry_one(self, result: int, key: bytes | None, value: bytes | None, timestamp: int) -> int:
-        """Resolve what was in the way of append_one, and append."""
+        """Remove the obstacle of append_one, append, and return the offset."""
         if result <= head.EVENTFUL:
             return self._retry_append(head.EVENTFUL - result, b"", 0)
         batch = bytearray(head.ONE_BYTES)
         return self.append(batch, encode_one(batch, key, value, None, self.now_ms() if timestamp == -1 else timestamp))
 
     def now_ms(self) -> int:
-        """Return the time of the store's clock: that of a record that is given none."""
+        """Return the time of the store's clock, the default timestamp of records."""
         return self.heads.wall_ms()
 
     def try_append(self, batch: bytearray | memoryview, size: int = -1) -> int | None:
@@ -224,7 +224,7 @@ class Partition:
         return result
 
     def append_now(self, batch: bytearray | memoryview, scan: Scan | None = None) -> int | None:
-        """Like `append`, but return None rather than block or make files. `scan`: what scan_records says of it."""
+        """Like `append`, but return None rather than block or create files. `scan`: the result of scan_records."""
         size, rules = len(batch), self._rules
         if rules.reads_records and (scan is None or not rules.accepts(self, scan)):
             return None
@@ -244,12 +244,12 @@ class Partition:
             return None
         result = log.append(batch, size, False, False, -1, True)
         if result < 0:
-            batch[:8] = _NO_OFFSET  # it may have been given one before the disk refused
+            batch[:8] = _NO_OFFSET  # it may have got one before the disk reported an error
             return None
         return self._retry_append(result, batch, size) if log.events else result
 
     def append_at(self, offset: int, batch: bytearray | memoryview, *, is_copy: bool = False) -> None:
-        """Append if the log goes on at `offset`, else raise LogError. `is_copy`: no rule of the topic is applied."""
+        """Append if the log ends at `offset`, else raise LogError. `is_copy`: apply no rule of the topic."""
         size = len(batch)
         if not is_copy and (size > self._max_bytes or self._checked):
             batch, size = self._rules.prepare(self, batch, size)
@@ -258,13 +258,13 @@ class Partition:
     # ---- transactions
 
     def append_marker(self, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False) -> int | None:
-        """End the producer's transaction, whose epoch was the one before `epoch`: the marker's offset.
+        """End the producer's transaction, whose epoch is the one before `epoch`, and return the marker's offset.
 
-        None if there is nothing to do: that transaction has its marker, or a later one has begun. A log without any
-        record of it gets one all the same, so that none can come late. Anybody may do this, as often as he likes.
+        Return None if there is nothing to do: the transaction has its marker, or a later one has begun. A log without a
+        record of it gets a marker, too, so that no late record can follow. Any process may call this, repeatedly.
 
-        `same_epoch`: the transaction's epoch is `epoch` itself, and the next one's may be, too. It is ended where it is
-        open; elsewhere nothing is written (None). Only who knows that no next one has begun may do this.
+        `same_epoch`: the transaction's epoch is `epoch` itself, and so may the next one's be. Write a marker only where
+        it is open, else return None. The caller must know that the next one has not begun.
         """
         batch = marker(producer_id, epoch, commit=commit, timestamp=self.heads.wall_ms())
         try:
@@ -274,7 +274,7 @@ class Partition:
             return None
 
     def append_marker_now(self, producer_id: int, epoch: int, *, commit: bool, same_epoch: bool = False) -> int:
-        """Like `append_marker`, but return what is in the way, -errno or a Result, rather than block or make files."""
+        """Like `append_marker`, but return the obstacle, -errno or a Result, rather than block or create files."""
         batch = marker(producer_id, epoch, commit=commit, timestamp=self.heads.wall_ms())
         result = self.log.append(batch, len(batch), False, same_epoch, -1, True)
         return self._retry_append(result, batch, len(batch)) if result >= 0 and self.log.events else result
@@ -295,12 +295,13 @@ class Partition:
             return self.log.producers(only_open=only_open)
 
     def producers(self) -> list[producers.ProducerState]:
-        """Return of each: id, first offset of its open transaction or -1, when it was last seen (store's clock), its
-        last batches: offset, first sequence (-1: a marker), last sequence, epoch."""
+        """Return for each producer: id, first offset of its open transaction or -1, when it was last seen (store's
+        clock), and its last batches: offset, first sequence (-1: a marker), last sequence, epoch.
+        """
         return self._list_producers(only_open=False)
 
     def recompressed(self, batch: memoryview) -> bytearray | memoryview:
-        """Return a whole batch compressed as the topic wants it: then `append` takes it as it is, and in place."""
+        """Return a batch with the topic's compression: `append` then takes it unchanged, in place."""
         rules = self._rules
         return batch if rules.has_codec(batch) else recompress(batch, rules.codec, rules.level)
 
@@ -317,7 +318,7 @@ class Partition:
         same_epoch: bool = False,
         at: int = -1,
     ) -> int:
-        """Resolve what is in the way of an append, and try again."""
+        """Remove the obstacle of an append, and try again."""
         tries = 0
         while result < 0:
             tries += 1
@@ -378,19 +379,18 @@ class Partition:
             raise results.error_of(self, error.result) from None
 
     def rewrite_unsynced(self) -> bool:
-        """Write again what a failed sync may have dropped. Return False if this process may not write."""
+        """Write the bytes again that a failed sync may have dropped. Return False if this process may not write."""
         if self.lock is None:
             return False
         self.heads.check_place(now=True)
         with self.translate_errors():
-            recovery.rewrite_unsynced(self.log)  # what is not synced was never compacted: there are no gaps
+            recovery.rewrite_unsynced(self.log)  # unsynced records were never compacted: no gaps
         return True
 
     def checkpoint(self, *, force: bool = False) -> None:
-        """Sync, and save how far in the file `recovery`, with a snapshot of the producers.
+        """Sync, and write a recovery point with a snapshot of the producers; without new records, only with `force`.
 
-        If nothing came since the last one, only when it is with `force`: recovery saves how far without a snapshot.
-        Raise NotAStore if another store is at the path by now.
+        Raise NotAStore if another store has taken the path.
         """
         log = self.log
         if self.lock is None or log.flags & (head.DELETED | head.NEEDS_RECOVERY):
@@ -403,12 +403,12 @@ class Partition:
             self.repeat_sync(self._write_point)
 
     def repeat_sync(self, action: Callable[[], None]) -> None:
-        """Do what syncs, and again after a failed sync was rewritten: processes that sync may be killed one by one."""
+        """Call a function that syncs, again after each rewrite: several syncing processes may be killed."""
         for _ in range(_MAX_TRIES):
             try:
                 action()
             except SyncFailed:
-                self.rewrite_unsynced()  # raises, if the disk will not
+                self.rewrite_unsynced()  # raises if the disk fails again
             else:
                 return
         action()
@@ -432,7 +432,7 @@ class Partition:
                 producers.prune(self.directory)
             known = recovery.last_point(log, contiguous=self.contiguous)
             index.sync(self.directory, known.base, now.active_base)
-            start = max(known.log_start, now.log_start)  # a cleaner may be about to publish what it has stored
+            start = max(known.log_start, now.log_start)  # a cleaner may be about to commit what it has stored
             positions = now.next_offset, now.active_base, now.position, start
             compacted = cleaner_checkpoint.exists(self.directory) or known.compacted
             snapshot = max(snapshot_offset, known.snapshot)
@@ -460,7 +460,7 @@ class Partition:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise what the system or the head reports in the `with` block as one of our errors."""
+        """Raise errors of the system and of the head in the `with` block as errors of Klamm."""
         try:
             yield
         except head.HeadResult as error:
@@ -469,7 +469,7 @@ class Partition:
             failure = files.disk_full(error, self.directory)
             if isinstance(failure, OSError):
                 failure = SyncFailed(
-                    f"{self.directory}: the disk refuses: {error.strerror}",
+                    f"{self.directory}: disk error: {error.strerror}",
                     hint="nothing acknowledged is lost; try again when the disk works",
                 )
             raise failure from error
@@ -504,7 +504,7 @@ class Partition:
         return [base for base in self.bases() if base <= now.active_base]
 
     def bases(self) -> list[int]:
-        """Return the base offsets of all segments. CorruptBatch if one is missing and offsets cannot tell."""
+        """Return the base offsets of all segments. CorruptBatch if one is missing, by the offsets or the point."""
         found = segment.bases(self.directory)
         if self.contiguous:
             return found
@@ -518,7 +518,7 @@ class Partition:
         return found
 
     def known_point(self) -> point.Point | None:
-        """Return what the file `recovery` says; it is read again when it was written again."""
+        """Return the content of the file `recovery`, read again when it has changed."""
         if self._listed[0] != self.log.recovery_point:
             self._listed = self.log.recovery_point, point.load(self.directory)
         return self._listed[1] if isinstance(self._listed[1], point.Point) else None
@@ -540,7 +540,7 @@ class Partition:
             self._on_event(self, head.MISSING_INDEX)
 
     def reader(self, offset: int, *, committed: bool = True) -> Reader:
-        """Return a reader from `offset` on, of committed records, or also of those of open and aborted transactions."""
+        """Return a reader from `offset` on; if `committed`, without records of open and aborted transactions."""
         return Reader(self, offset, committed=committed)
 
     def offset_at(self, timestamp_ms: int) -> int | None:
@@ -558,11 +558,11 @@ class Partition:
 
     @property
     def knows_epochs(self) -> bool:
-        """Whether `epochs` tells without reading a file."""
+        """Whether `epochs` needs to read no file."""
         return self.snapshot().leader_epoch in (0, self._epochs[0])
 
     def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch that a record at `offset` was appended in, or will be; -1 if unknown by now."""
+        """Return the leader epoch of a record at `offset`, existing or future; -1 if it is unknown."""
         return max((epoch for epoch, start in self.epochs() if start <= offset), default=-1)
 
     def end_of_epoch(self, epoch: int) -> int:
@@ -578,12 +578,12 @@ class Partition:
         self.log.ring()
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """Leave a recovery point behind, so that opening after a power cut is instant, and close the files."""
+        """Write a recovery point, so that opening after a power cut is fast, and close the files."""
         try:
             if self._appended and checkpoint:
                 self.checkpoint()
         finally:
-            self.log.abandon()  # whatever happened: the descriptor of the lock goes next
+            self.log.abandon()  # in any case: the descriptor of the lock is closed next
             self.directory, self._root = readable(self.directory), None
 
     def before_fork(self) -> None:

@@ -1,4 +1,4 @@
-"""The recovery point of a partition, its history of leader epochs, and which files there must be: `recovery`.
+"""The file `recovery`: the recovery point of a partition, its history of leader epochs, and the files it must have.
 
     body      number of epochs, number of segments, flags, unused                        16 bytes
               offset, base, position, log_start, snapshot                                40 bytes
@@ -8,14 +8,14 @@
 Sealed as sealed.py tells. Everything below `offset`, which lies at `position` of segment `base`, was on disk when this
 was written: recovery scans from there. Replaced as a whole, synced before and after.
 
-An epoch ends where the next one starts. Each recovery starts a new epoch: records may have been lost that a reader
-had already read, and a position stored with the older epoch is then known to end where that epoch ended.
+An epoch ends where the next one starts. Each recovery starts a new epoch: records may be lost that a reader has read,
+and a position that was stored with the older epoch is then known to end where that epoch ended.
 
-`segments` lists the segments up to `base`; those below `log_start` may have gone since. `snapshot` is the offset of the
-snapshot of producers that was there, -1 if there was no producer yet; a later one may have taken its place. The flag
-COMPACTED says that `cleaner-checkpoint` may be there. So a file that was removed from outside is noticed, and not
-taken for one that never was. The flag REPAIRED says that what was synced is not all there, and that this is known:
-recovery then does not rely on what the old head says of that.
+`segments` lists the segments up to `base`; segments below `log_start` may be deleted since. `snapshot` is the offset of
+the latest snapshot of producers, -1 if there was no producer yet; a later one may have replaced it. The flag COMPACTED
+means that the log may have been compacted, and may have a `cleaner-checkpoint`. So a file that another program removed
+is noticed, and not taken for one that never existed. The flag REPAIRED means that a repair removed synced records:
+recovery then does not expect everything that the old head says was synced.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
     @property
     def listed_aborted(self) -> list[aborted.Listed]:
-        """The .aborted files that there must be, with the entries they have at least."""
+        """The .aborted files that must exist, each with the least number of its entries."""
         return [(base, count, self.snapshot) for base, count in self.segments if count]
 
 
@@ -59,7 +59,7 @@ def path_of(directory: str) -> str:
 
 
 def load(directory: str) -> Point | Lack:
-    """Return what the file says, or why it says nothing: everything must then be scanned."""
+    """Return the content of the file, or the reason why it has none: then everything must be scanned."""
     body = sealed.load(path_of(directory), _MAGIC, _VERSION)
     return body if isinstance(body, Lack) else _parse(body)
 
@@ -91,7 +91,7 @@ def pack(point: Point) -> bytes:
 
 
 def store(directory: str, point: Point) -> None:
-    """Replace the file, durably, with the segments that are there now."""
+    """Replace the file durably; it lists the segments that exist now."""
     with_entries = set(segment.bases(directory, aborted.SUFFIX))
     listed = tuple(
         (base, _entries_below(directory, base, point.snapshot) if base in with_entries else 0)
@@ -102,13 +102,13 @@ def store(directory: str, point: Point) -> None:
 
 
 def missing_segments(known: Point, there: list[int], log_start: int) -> list[int]:
-    """Return the bases of segments from `log_start` on that were there when the point was written, and are not now."""
+    """Return the bases of segments from `log_start` on that the point lists and that are missing now."""
     listed = [base for base, _ in known.segments]
     ends = [*listed[1:], known.offset]
     return [
         base
         for base, end in zip(listed, ends, strict=False)
-        if base not in there and end > max(log_start, base)  # an empty one is made by its first append
+        if base not in there and end > max(log_start, base)  # an empty one is created by its first append
     ]
 
 
@@ -117,15 +117,14 @@ def _entries_below(directory: str, base: int, offset: int) -> int:
 
 
 def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> tuple[tuple[int, int], ...]:
-    """Return the history with a new epoch; epochs that would have got no record are forgotten."""
+    """Return the history with a new epoch, without epochs that have no record."""
     return (*((number, begin) for number, begin in epochs if begin < start), (epoch, start))
 
 
 def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, next_offset: int) -> int:
     """Return where the epoch ended: where the first later one starts.
 
-    An epoch later than all of them is of another life of the store, from before a backup was restored: it has nothing
-    from where the latest one started.
+    An epoch later than all of them is from before a backup was restored: it ends where the latest one started.
     """
     if epochs and epoch > epochs[-1][0]:
         return epochs[-1][1]

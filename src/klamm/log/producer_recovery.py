@@ -1,7 +1,7 @@
-"""Rebuild what is derived from the batches of producers: the table of producers, and the .aborted files.
+"""Rebuild the table of producers and the .aborted files from the batches of the log.
 
-The latest snapshot says how the table was at its offset, and the log tells the rest. If a file is missing that the
-recovery point lists, or was damaged, the whole log is read: it holds every batch and every marker.
+The latest snapshot has the table as of its offset, and the batches after it have the rest. If a file is damaged, or
+missing though the recovery point lists it, the whole log is read: it has every batch and every marker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ATTEMPTS = 20
 def use_table(partition: Partition, *, grow: bool = False) -> None:
     """Map the table of producers; rebuild it if there is none of this log. Called under the append lock.
 
-    With `grow`, it has room for one more afterwards, unless it must not grow any more.
+    With `grow`, make space for one more producer, unless the table has its maximum size.
     """
     log = partition.log
     try:
@@ -48,7 +48,7 @@ def use_table(partition: Partition, *, grow: bool = False) -> None:
                 return
     except OSError as error:
         raise results.error_of(partition, -(error.errno or errno.EIO)) from error
-    raise LogError(f"{log.directory}/producers: cannot be used after {_ATTEMPTS} attempts to make it again")
+    raise LogError(f"{log.directory}/producers: cannot be used after {_ATTEMPTS} attempts to rebuild it")
 
 
 def _restore_or_remove(log: head.Log) -> None:
@@ -62,8 +62,9 @@ def _restore_or_remove(log: head.Log) -> None:
 def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False) -> None:
     """Rebuild the table from the latest snapshot and every batch since. Called under the append lock.
 
-    Before the first producer's first batch there is a snapshot. If none is left, or entries of an .aborted file are
-    missing, or with `whole`, the whole log is read. What was aborted since the snapshot is written again, too.
+    A snapshot is written before the first producer's first batch. If there is none now, if entries of an .aborted file
+    are missing, or with `whole`, the whole log is read. Entries of .aborted files since the snapshot are rewritten,
+    too.
     """
     directory = log.directory
     offset, states = _producers_before(directory, end, known, whole=whole)
@@ -90,11 +91,11 @@ def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False
 def _producers_before(
     directory: str, end: int, known: Point | Lack, *, whole: bool = False
 ) -> tuple[int, list[producers.ProducerState]]:
-    """Return the producers as of an offset from which on the log tells the rest."""
+    """Return the producers as of an offset, and that offset: the log from there on has the rest."""
     listed = known.listed_aborted if isinstance(known, Point) else []
     lost = aborted.find_lost(directory, listed, partial(aborted.load, directory))
     for path in lost:
-        _log.warning("%s: is missing, or entries in it are: read all of the log instead", path)
+        _log.warning("%s: missing or incomplete: reading the whole log instead", path)
     if not lost and not whole:
         found = producers.load_latest(directory, end)
         if found is not None:
@@ -103,14 +104,12 @@ def _producers_before(
             return known.offset, []
         if isinstance(known, Point):
             path = segment.path_of(directory, known.snapshot, producers.SUFFIX)
-            _log.warning("%s: is missing or damaged: read all of the log instead", path)
+            _log.warning("%s: missing or damaged: reading the whole log instead", path)
     return 0, []
 
 
 def open_and_aborted(directory: str, end: int, known: Point, *, whole: bool = False) -> tuple[int, list[Aborted]]:
-    """Like `restore`, in memory: return where the oldest open transaction begins, or `end`, and what was
-    aborted.
-    """
+    """Like `restore`, in memory: return where the oldest open transaction begins, or `end`, and the aborted ones."""
     offset, states = _producers_before(directory, end, known, whole=whole)
     found = {producer: first for producer, first, _, _ in states if first >= 0}
     entries: list[Aborted] = []
@@ -134,7 +133,7 @@ def _since(
     """Yield, by segment, the producers' batches in [offset, end), with the bytes of their header, and whether they
     abort.
 
-    Beyond `end` there may be what a dead writer wrote and did not commit.
+    Bytes beyond `end` may be of a dead writer that did not commit them.
     """
     found = segment.bases(directory)
     first = segment.holding(found, offset)
@@ -166,10 +165,11 @@ def _batches_since(
 
 
 def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list[Aborted]], first: int) -> str | None:
-    """Return the path of an .aborted file that was removed or damaged, or has an older one in its place.
+    """Return the path of an .aborted file that was removed, damaged, or replaced by an older one; None if there is
+    none.
 
-    `entries` is what there is of segments from `first` on. The slot knows the latest file, `known` lists those before
-    the recovery point: without it, any may be missing.
+    `entries` has the existing ones, of segments from `first` on. The slot has the latest file, and `known` lists the
+    files before the recovery point: without it, any may be missing.
     """
     if known is None and log.recovery_point[0] >= 0 and log.producers_seq > 0:
         return point.path_of(log.directory)
@@ -179,20 +179,20 @@ def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list
 
 
 def restore_lost_aborted(partition: Partition, base: int) -> None:
-    """Make .aborted files from this segment on again if one was removed, damaged, or replaced by an older one."""
+    """Rebuild .aborted files from this segment on if one was removed, damaged, or replaced by an older one."""
     log = partition.log
     lost = _lost_aborted(log, partition.known_point(), aborted.load_from(log.directory, base), base)
     if lost is None:
         return
     if partition.is_read_only:
         raise CorruptBatch(
-            f"{lost}: is missing, or entries in it are: which records were aborted is not known",
+            f"{lost}: missing or incomplete, so aborted records cannot be told from committed ones",
             path=lost,
             position=0,
-            hint="open the store for writing once: the file is made again from the log",
+            hint="open the store for writing once: that rebuilds the file from the log",
         )
     with partition.translate_errors(), log.append_lock():
         restore(log, log.snapshot().next_offset, point.load(log.directory), whole=True)
         log.bump_segments_version()
     partition.checkpoint(force=True)
-    _log.warning("%s: was missing, or entries in it: made again from the log", lost)
+    _log.warning("%s: was missing or incomplete: rebuilt from the log", lost)

@@ -6,8 +6,8 @@
     producer    id, first open offset, last seen, number of batches              32 bytes
       batch     base offset, first sequence, last sequence, epoch                24 bytes each, at most 5
 
-Sealed as sealed.py tells. The table itself is told in `_producers.pxi`. A snapshot is written together with a recovery
-point; the two latest are kept.
+Sealed by sealed.py. _producers.pxi describes the table itself. A snapshot is written together with a recovery point;
+the two latest are kept.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _parse(body: bytes) -> list[ProducerState]:
 
 
 def store(directory: str, offset: int, producers: list[ProducerState] | bytes) -> None:
-    """Write a snapshot of `producers`, or of the body that `Log.pack_producers` made of them."""
+    """Write a snapshot of `producers`, or of a body that `Log.pack_producers` returned."""
     body = producers if isinstance(producers, bytes) else _pack_body(producers)
     files.replace(segment.path_of(directory, offset, SUFFIX), sealed.seal(_MAGIC, _VERSION, body))
 
@@ -105,12 +105,12 @@ def prune(directory: str, keep: int = 2) -> None:
 
 
 def seq_of(data: bytes) -> int:
-    """Return which state of the table of producers this is; 0: no log's."""
+    """Return the number in the header of the table of producers; 0: it is no log's."""
     return int(_TABLE.unpack_from(data)[3]) if len(data) >= _TABLE.size else 0
 
 
 class _Links(NamedTuple):
-    """The links of an entry to others. A link is the number of an entry + 1; 0: none."""
+    """The links of an entry to other entries. A link is the number of an entry + 1; 0: none."""
 
     producer_id: int
     chain: int
@@ -121,9 +121,7 @@ class _Links(NamedTuple):
 
 
 def wrong_in_table(data: bytes, next_offset: Callable[[], int], *, is_at_rest: bool = False) -> tuple[int, str] | None:
-    """Return the first thing wrong in a table of producers: where, and what. `is_at_rest`: it is not changed
-    meanwhile.
-    """
+    """Return the first error in a table of producers: where, and what. `is_at_rest`: no process changes it."""
     if len(data) < _TABLE.size:
         return 0, "it is cut short"
     magic, version, capacity, _, key, used, buckets, *ends, _ = _TABLE.unpack_from(data)
@@ -146,7 +144,7 @@ def wrong_in_table(data: bytes, next_offset: Callable[[], int], *, is_at_rest: b
 
 
 def _wrong_links(links: list[_Links], used: int, buckets: int, key: int, ends: list[int]) -> tuple[int, str] | None:
-    """Return the first entry that a search or a list does not find where it has to, and what is wrong."""
+    """Return the first entry that a search or a list does not find in its place, and what is wrong."""
     seen = set()
     for number in range(buckets):
         link = links[number].bucket

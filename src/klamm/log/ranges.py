@@ -1,14 +1,14 @@
 """File ranges for Fetch: whole batches that sendfile can send without decoding.
 
-A range is whole batches of one segment, below the commit. A client that reads on asks next for the offset after the
-range, so that position is remembered; others are looked up as a reader does, by the index and a walk over headers.
-Positions hold for one version of the segments, and in the very file that they were found in. The commit is a position,
-too: it is looked at after the version, so that it speaks of the file that has the name of the active segment under that
-version. Looked at before, it could be a position in a file that has since been rolled and replaced by compaction.
+A range is whole batches of one segment, below the commit. A client that reads on requests the offset after the range
+next, so that position is remembered; others are looked up by the index and a walk over headers, as a reader does. A
+position is valid for one version of the segments, and in the file that it was found in. The commit contains a position,
+too. It is read after the version, so that it belongs to the file that is the active segment under that version. Read
+before, it could be a position in a file that has since been rolled and replaced by compaction.
 
-`find` may wait for a disk. `find_now` is for an event loop: it uses positions that are remembered, files and indexes
-that are open, and bytes that are in memory, walks over a few headers, and raises WouldBlock where that is not enough.
-The loop and threads may search one partition at a time: what they share are dictionaries and open files.
+`find` may wait for a disk. `find_now` is for an event loop: it uses remembered positions, open files and indexes and
+bytes in memory, walks over a few headers, and raises WouldBlock if that is not enough. The loop and threads may search
+one partition at the same time: they share only dictionaries and open files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SegmentFile:
 
     @property
     def size(self) -> int:
-        """As it is now: a file that was opened during appends has grown."""
+        """The current size: a file that was opened during appends has grown."""
         return os.fstat(self.fd).st_size
 
     @property
@@ -67,7 +67,9 @@ class SegmentFile:
 
 
 class SegmentFiles:
-    """Open segments of any number of partitions, the latest used. For any thread: its lock is never held for long."""
+    """Open segments of any number of partitions, the most recently used. Thread-safe; its lock is only held for
+    moments.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -97,11 +99,11 @@ class SegmentFiles:
                 self._files.move_to_end((directory, base))
                 dropped = self._files.popitem(last=False)[1] if len(self._files) > self._most else None
             if dropped is not None:
-                dropped.index = None  # a range of it may live on, and needs one descriptor, not two
+                dropped.index = None  # a range of it may still exist, and needs one descriptor, not two
         return file
 
     def forget(self, directory: str, base: int) -> None:
-        """Open it again when it is next wanted."""
+        """Forget an open segment: the next use opens it again."""
         with self._mutex:
             self._files.pop((directory, base), None)
 
@@ -113,9 +115,9 @@ class SegmentFiles:
 
 
 class Range:
-    """Bytes of a file: whole batches of the segment `base`. Its length is how many are left.
+    """Bytes of a file: whole batches of the segment `base`. Its length is the number of bytes left.
 
-    `next_offset` is the offset after them; -1: they go up to the end of a closed segment.
+    `next_offset` is the offset after them; -1: they end with a closed segment.
     """
 
     __slots__ = ("base", "file", "next_offset", "position", "size")
@@ -158,10 +160,11 @@ class Ranges:
         self._aborted_mutex = threading.Lock()
 
     def find(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool) -> Range | None:
-        """Return batches from the one that holds `offset` on, before the offset `limit`: up to `max_bytes` of them.
+        """Return the batches from the one with `offset` on, below `limit`, up to `max_bytes`; None if there is nothing
+        to send.
 
-        `at_least_one`: the first batch, however large. None if there is nothing to send. `limit` is not above the end
-        of the log. CorruptBatch if the files are not as they should be.
+        `at_least_one`: return the first batch, however large. `limit` must not be above the end of the log. Raise
+        CorruptBatch if the files are damaged.
         """
         partition = self._partition
         requested = offset
@@ -190,7 +193,7 @@ class Ranges:
                 continue  # rolled since `now`: the file may have been replaced before it was opened
             if file_position.base == now.active_base or file_position.position < file.size:
                 return self._range(file, file_position, max_bytes, limit, now, at_least_one, may_block=True)
-            # Nothing is left of what came next in there: cleaned, or it has rolled since. Go on in the next one.
+            # No later batch is left in this segment: it was compacted, or has been rolled. Go on in the next one.
             self._positions.pop(offset, None)
             following = self._base_after(file_position.base, now)
             if following > offset and partition.contiguous and not partition.look_for_gaps():
@@ -216,7 +219,7 @@ class Ranges:
         return self._range(file, file_position, max_bytes, limit, now, at_least_one, may_block=False)
 
     def is_followed(self, found: Range, limit: int, *, may_block: bool = True) -> bool:
-        """Return whether a range ends with its segment, and more batches before `limit` lie in later segments."""
+        """Return whether a range ends with its segment and later segments have more batches below `limit`."""
         now = self._partition.snapshot()
         if found.next_offset >= 0 or limit > now.active_base:
             return found.next_offset < 0
@@ -283,7 +286,7 @@ class Ranges:
         *,
         may_block: bool,
     ) -> Range | None:
-        """Return the range from `file_position` on, cut where it has to be."""
+        """Return the range from `file_position` on, cut at the limits."""
         active = file_position.base == now.active_base
         end, following = (now.position, now.next_offset) if active else (file.size, -1)
         if limit < now.next_offset or end - file_position.position > max_bytes:
@@ -330,7 +333,7 @@ class Ranges:
         return index
 
     def _corrupt(self, file: SegmentFile, base: int, position: int) -> CorruptBatch:
-        """Return what is wrong with the batch at a byte of a segment."""
+        """Return the error for the batch at a byte of a segment."""
         try:
             batch_header.parse(_os.pread(file.fd, batch_header.HEADER_SIZE, position))
         except CorruptBatch as error:

@@ -1,8 +1,8 @@
 """A reader of a partition: reads from an offset on, without a lock.
 
-A reader looks at the commit, reads bytes of a segment up to it, and checks every batch: CRC, and that offsets follow
-on. It never looks beyond the commit. It crosses segments by looking its offset up again, for cleaning may have changed
-the files; a file that was unlinked meanwhile stays readable through its descriptor.
+A reader takes a snapshot of the commit, reads bytes of a segment up to it, and checks every batch: its CRC, and that
+offsets are contiguous. It never reads beyond the commit. At the end of a segment it looks up its offset again, because
+retention or compaction may have changed the files; an unlinked file stays readable through its descriptor.
 
 A reader of committed records ends where the oldest open transaction begins, and leaves out what was aborted.
 """
@@ -41,7 +41,7 @@ def reads_committed(isolation: object) -> bool:
 
 
 class Reader:
-    """`offset` is the next one to read."""
+    """A reader of one partition. `offset` is the next one to read."""
 
     def __init__(self, partition: Partition, offset: int, *, committed: bool = True) -> None:
         self.partition = partition
@@ -65,7 +65,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the position in it is kept, and the next read opens it again."""
+        """Close the file and remember the position; the next read opens it again."""
         fd, self._fd = self._fd, -1  # first: no other thread, nor a second call, may close a number that is used again
         if fd >= 0:
             os.close(fd)

@@ -1,21 +1,21 @@
 """Recover a partition: after the machine went down (recover) and after a failed sync (rewrite_unsynced).
 
-A head that may not be believed (another boot, a copied store, damage) carries NEEDS_RECOVERY. The first process that
+A head that cannot be trusted (another boot, a copied store, damage) has the flag NEEDS_RECOVERY. The first process that
 uses the partition takes its append and flush locks and rebuilds the head from the files:
 
-  1  From the recovery point on, every batch is read: CRC, and offsets that follow on. What was synced is there: all
-     below the point, and all below flushed_offset as the old head has it, which is never ahead of the disk. If a batch
-     is wrong or missing below, that is damage, and an error. A segment that the point lists and that is gone, too.
-  2  What comes after the last good batch is a torn tail. It is moved to `<name>.cut-<time>` and cut off, and that is
-     logged; `klamm salvage` reads it again.
-  3  The index, the table of producers and the aborted transactions are made to agree. What is open stays open: whether
-     it was committed, klamm.db knows (store/transactions.py).
+  1  From the recovery point on, every batch is checked: CRC, and contiguous offsets. Everything that was synced must be
+     there: everything below the point, and below flushed_offset of the old head, which is never ahead of the disk. A
+     wrong or missing batch below that is damage, and an error; so is a missing segment that the point lists.
+  2  The bytes after the last good batch are a torn tail. They are moved to `<name>.cut-<time>` and cut off, and that is
+     logged; `klamm salvage` reads them.
+  3  The index, the table of producers and the .aborted files are brought up to date. Open transactions stay open:
+     klamm.db has whether they were committed (store/transactions.py).
   4  Everything is synced, then the file `recovery` gets a new point and a new leader epoch, then the head is committed.
 
-Killed anywhere in here, the flag is still set, and the next one starts over. A reader's stored position may lie
-beyond the new end, where other records will come to lie: the new epoch is how that is noticed (see point.py). The
-power cut may have taken every trace of a log that was never synced; so an epoch is never less than the number of
-times that the store had to be recovered (`boot_count`, which is synced before), and no epoch comes twice.
+If the process is killed anywhere here, the flag is still set, and the next process starts over. A reader's stored
+position may lie beyond the new end, where other records will be appended: the new epoch shows that (see point.py). The
+power cut may have removed every trace of a log that was never synced. So an epoch is never less than `boot_count`,
+which is synced before, and no epoch is used twice.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _UNSYNCED = ".unsynced"
 
 
 class Scanned(NamedTuple):
-    """The valid content of a segment: up to `position`, the first byte that is not of a valid batch.
+    """The valid content of a segment: up to `position`, the first byte that does not belong to a valid batch.
 
-    A rest of zeros is not a fault and not part of its `size`: it was allocated ahead (_ahead.pxi).
+    Zeros at the end are neither a fault nor part of `size`: they were allocated ahead (_ahead.pxi).
     """
 
     offset: int
@@ -71,7 +71,7 @@ def scan_segment(
     highest_epoch: int = -1,
     on_progress: Callable[[], object] = lambda: None,
 ) -> Scanned:
-    """Check every batch of a segment from an index entry on, making index entries on the way.
+    """Check every batch of a segment from an index entry on, and make index entries.
 
     Without `highest_epoch`, leader epochs are not checked. `on_progress` is called now and then, and may raise.
     """
@@ -128,7 +128,7 @@ def _joined(known: tuple[tuple[int, int], ...], later: tuple[tuple[int, int], ..
 
 
 def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
-    """Return what the file `recovery` says. A log that never had one has had one epoch; else the log is read."""
+    """Return the content of the file `recovery`. A log that never had one has one epoch; otherwise the log is read."""
     directory = log.directory
     known = point.load(directory)
     if isinstance(known, Point):
@@ -149,7 +149,7 @@ def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
 def recover(
     log: head.Log, *, clock_ms: int, interval: int, contiguous: bool = True, dry_run: bool = False, boot_count: int = 0
 ) -> list[Aborted] | None:
-    """Rebuild the head from the files. `dry_run`: in memory only; return what was aborted."""
+    """Rebuild the head from the files. `dry_run`: in memory only; return the aborted transactions."""
     if dry_run:
         found = _rebuild(log, clock_ms, interval, contiguous, dry_run, boot_count)
         log.clear_flags(head.NEEDS_RECOVERY | head.SYNC_FAILED)
@@ -163,7 +163,7 @@ def recover(
 
 
 def is_older(log: head.Log) -> bool:
-    """Return whether the log goes on beyond the head, and no writer has died: `heads` was put back from a backup."""
+    """Return whether the log extends beyond the head without a dead writer: `heads` was restored from a backup."""
     seq, intent, _, _ = log.bookkeeping
     now = log.snapshot()
     if now.seq != seq or intent != seq:
@@ -173,14 +173,14 @@ def is_older(log: head.Log) -> bool:
     except FileNotFoundError:
         return False
     beyond = beyond or (now.position > 0 and os.path.exists(segment.path_of(log.directory, now.next_offset)))
-    if not beyond and cleaner_checkpoint.exists(log.directory):  # compaction may have left nothing of what follows
+    if not beyond and cleaner_checkpoint.exists(log.directory):  # compaction may have removed everything that follows
         known = point.load(log.directory)
         beyond = isinstance(known, Point) and known.offset > now.next_offset
     return beyond and log.bookkeeping[:2] == (seq, intent)  # else a batch was appended just now
 
 
 def _is_written(path: str, position: int) -> bool:
-    """Return whether a segment goes on there, with anything but zeros that were allocated ahead."""
+    """Return whether a segment has more bytes from there on, other than zeros that were allocated ahead."""
     if os.stat(path).st_size <= position:
         return False
     fd = _os.open_file(path, os.O_RDONLY)
@@ -202,7 +202,7 @@ def _rebuild(
     fresh = not found and not known.epochs
     flushed = 0 if known.repaired else proof.flushed_offset
     known = known._replace(log_start=max(known.log_start, proof.log_start))
-    if known.base not in found and known.offset <= known.log_start:  # it lay at the end of what was deleted since
+    if known.base not in found and known.offset <= known.log_start:  # it was the end of a part that is deleted now
         known = known._replace(base=known.offset, position=0)
     contiguous = contiguous and not known.compacted
     highest = max(boot_count, proof.leader_epoch, known.epochs[-1][0]) if known.epochs else -1
@@ -261,10 +261,10 @@ def _rebuild(
 
 
 def known_point(directory: str, known: Point | Lack, found: list[int], proof: head.Evidence) -> Point:
-    """Return where recovery starts, `known` being what the file says. Without a readable point all is scanned; what the
-    old head proves counts then.
+    """Return where recovery starts. `known` is the content of the file, or the reason why it has none.
 
-    The point is written before any segment goes. So without one, and without a head that had one, the log is whole.
+    Without a readable point everything is scanned, and the old head's evidence is used. The point is written before any
+    segment is removed. So without one, and without a head that had one, the log is complete.
     """
     path = point.path_of(directory)
     if isinstance(known, Point):
@@ -276,7 +276,7 @@ def known_point(directory: str, known: Point | Lack, found: list[int], proof: he
         return Point(epochs=())
     if not found:
         if known is Lack.MISSING and not proof.had_point:
-            return Point(epochs=())  # nothing was ever appended, as far as anybody can tell
+            return Point(epochs=())  # no evidence that anything was ever appended
         raise damage(path, 0, f"{known.value}, and there is no segment: the next offset is not known")
     if not proof.exists:
         what = f"{known.value}, and `heads` is a new one: where the log starts is not known"
@@ -285,7 +285,7 @@ def known_point(directory: str, known: Point | Lack, found: list[int], proof: he
         raise damage(path, 0, f"{known.value}: whether every segment of the compacted log is there is not known")
     if found[0] > proof.log_start:
         raise damage(path, 0, f"{known.value}, and so are the offsets {proof.log_start} to {found[0] - 1}")
-    _log.warning("%s: %s: read all of the log instead", path, known.value)
+    _log.warning("%s: %s: reading the whole log instead", path, known.value)
     return Point(found[0], found[0], 0, max(found[0], proof.log_start), ())
 
 
@@ -299,7 +299,7 @@ def damage(path: str, position: int, what: str) -> CorruptBatch:
 
 
 class _Good(NamedTuple):
-    """The end of what can be believed."""
+    """The end of the valid part of the log."""
 
     offset: int
     base: int
@@ -311,16 +311,16 @@ class _Good(NamedTuple):
     index_position: int
     has_producers: bool = False
     fault: str | None = None
-    unwritten: tuple[tuple[int, int], ...] = ()  # segments whose files go on with zeros, and where these start
+    unwritten: tuple[tuple[int, int], ...] = ()  # segments that end with zeros, and where these start
 
     @property
     def is_zero_ended(self) -> bool:
-        """Whether the last segment goes on with zeros. Compaction leaves none, so a gap that follows is not its."""
+        """Whether the last segment ends with zeros. Compaction leaves none, so it did not cause a gap that follows."""
         return bool(self.unwritten) and self.unwritten[-1][0] == self.base
 
 
 class _ScanLimits(NamedTuple):
-    """The limits of a scan. Everything below `flushed` was synced; no batch has an epoch above the highest."""
+    """The limits of a scan: everything below `flushed` was synced, and no batch has a higher epoch than the highest."""
 
     directory: str
     known: Point
@@ -332,7 +332,7 @@ class _ScanLimits(NamedTuple):
 
 
 def _scan(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
-    """Read from the recovery point on: where the good part ends, and the segments that come after it.
+    """Read from the recovery point on. Return where the good part ends, and the segments after it.
 
     It must not end before `flushed`: everything below was synced.
     """
@@ -360,7 +360,7 @@ def _read_on(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
         if base != known.base and not good.offset <= base <= max(good.offset, 0 if good.is_zero_ended else gaps_below):
             return good, later[number:]
         limit = known.position if base == known.base else 0
-        with index.Index(directory, base, end_position=limit) as old:  # below the point all is as it was
+        with index.Index(directory, base, end_position=limit) as old:  # everything below the point is unchanged
             start, keep = old.before_position(limit)
         scanned = scan_segment(
             directory,
@@ -399,7 +399,7 @@ def _read_on(reading: _ScanLimits, dry_run: bool) -> tuple[_Good, list[int]]:
             entries.append(Entry(end, scanned.position, scanned.max_timestamp))
         if scanned.fault is not None and scanned.offset < flushed:
             break  # damage: nothing is written
-        if not dry_run:  # before anything is cut: an index that tells of more than there is would lie
+        if not dry_run:  # before anything is cut: an index with entries beyond the end would lie
             index.write(directory, base, entries, keep=keep, size=scanned.position if closed else None)
         if scanned.fault is not None or (dry_run and scanned.unwritten):
             return good, later[number + 1 :]
@@ -413,7 +413,7 @@ def _check_below(directory: str, known: Point, found: list[int]) -> None:
 
 
 def _cut(directory: str, good: _Good, stale: list[int]) -> None:
-    """Move aside what comes after the good part; then it is gone from the log."""
+    """Move everything after the good part out of the log, into other files."""
     suffix = f".cut-{time.time_ns() // 1_000_000}"
     for base in stale:
         path = segment.path_of(directory, base)
@@ -451,10 +451,10 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
 def rewrite_unsynced(log: head.Log, *, contiguous: bool = True) -> None:
     """Write everything above flushed_offset again after a failed sync, and sync it. Only then clear SYNC_FAILED.
 
-    Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 then
-    leaves them in blocks that it takes for unwritten, and after the next boot they are zeros. So the file is cut at
-    flushed_offset and written on from there, into new blocks; until that is done, a copy beside it, `<name>.unsynced`,
-    keeps what was committed. Readers of that part wait meanwhile (reader.py).
+    Bytes that a failed sync dropped still look written, and writing them again in place does not always help: ext4 may
+    leave them in blocks that it takes for unwritten, and after the next boot they are zeros. So the file is cut at
+    flushed_offset and written from there into new blocks. Until that is done, a copy beside it, `<name>.unsynced`, has
+    the committed bytes. Readers of that part wait (reader.py).
     """
     with log.append_lock(), log.flush_lock():
         if log.flags & head.SYNC_FAILED or log.flushing:
@@ -483,10 +483,10 @@ def _rewrite(log: head.Log, contiguous: bool) -> None:
             segment.sync_names(directory)
     except OSError as error:
         raise SyncFailed(
-            f"{directory}: an earlier sync failed, and syncing again does, too: {error.strerror}",
-            hint="nothing acknowledged is lost; appends go on when the disk does",
+            f"{directory}: an earlier sync failed, and so did the retry: {error.strerror}",
+            hint="nothing acknowledged is lost; appends work again when the disk does",
         ) from error
-    log.forget_files()  # their descriptors may still owe us an old error
+    log.forget_files()  # reopen: the old descriptors may still report an earlier error
     log.flushed_offset = now.next_offset
     log.flushing = False
     log.clear_flags(head.SYNC_FAILED)
@@ -507,7 +507,7 @@ class _Tail:
         self.position = 0 if flushed <= base else self._find(directory, base, flushed)
 
     def _find(self, directory: str, base: int, offset: int) -> int:
-        """Return where the batch with that base offset starts; all before it is on disk."""
+        """Return where the batch with that base offset starts; everything before it is on disk."""
         with index.Index(directory, base, end_position=self.end_position) as known:
             start = known.before_offset(offset)
         following, position = start.offset, start.position
@@ -523,14 +523,14 @@ class _Tail:
         return position
 
     def rewrite(self) -> None:
-        """Set it aside, cut it off, write it again."""
+        """Copy the tail to another file, cut it off, and write it again."""
         fd = _os.open_file(self.path, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size if self.end_position is None else self.end_position
             try:
                 self._copy(fd, self.position, size, None)
             except CorruptBatch:
-                if not self._was_set_aside():  # by a healer that was killed
+                if not self._was_set_aside():  # by a process that was killed in a rewrite
                     raise
             else:
                 self._set_aside(fd, size)
@@ -568,7 +568,7 @@ class _Tail:
         files.sync_directory(os.path.dirname(self.path))
 
     def _copy(self, source: int, position: int, size: int, target: int | None, at: int | None = None) -> None:
-        """Read [position, size), check that it is all there is to be, and write it: at `at`, or to where it belongs."""
+        """Read [position, size), check that it is complete, and write it: at `at`, or to its own position."""
         offset, room = self.first, _CHUNK
         at = self.position if at is None else at
         while position < size:

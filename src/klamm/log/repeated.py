@@ -1,12 +1,12 @@
 """Decide whether a batch with the sequences of one in the log is that batch, sent again.
 
-Apache Kafka compares producer id, epoch and sequences, and acknowledges. A client that uses sequences again for other
-records (librdkafka may, when it aborts a transaction after a disconnect) then loses them without an error. Here the
-batch in the log is read: what differs is OutOfOrderSequence, so that the client fails instead.
+Apache Kafka compares producer id, epoch and sequences, and acknowledges. A client that reuses sequences for other
+records (librdkafka may, when it aborts a transaction after a disconnect) then loses them without an error. Klamm
+compares with the batch in the log: if the records differ, it raises OutOfOrderSequence, and the client gets an error.
 
-Base offset and leader epoch differ, of course. So may the codec (`compression.type`), and with LogAppendTime the
-timestamp: the records are compared, not their checksums, unless those are equal. A batch that is not in the log any
-more, or that compaction has taken records out of, cannot be compared: it is taken for the same, as in Kafka.
+Base offset and leader epoch always differ. So may the codec (`compression.type`) and, with LogAppendTime, the
+timestamp: so records are compared, unless the checksums are equal. A batch that is deleted, or from which compaction
+has removed records, cannot be compared: it counts as repeated, as in Kafka.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAY_DIFFER = CODEC_MASK | LOG_APPEND_TIME
 
 
 def check_same(partition: Partition, offset: int, batch: memoryview) -> None:
-    """Raise OutOfOrderSequence if the batch at `offset`, which has the same sequences, has other records."""
+    """Raise OutOfOrderSequence if the batch at `offset`, with the sequences of `batch`, has other records."""
     there = _read(partition, offset)
     if there is None or is_same(there, batch):
         return
@@ -43,7 +43,7 @@ def check_same(partition: Partition, offset: int, batch: memoryview) -> None:
 
 
 def is_same(there: memoryview, batch: memoryview) -> bool:
-    """Return whether a batch of the log is one that came again. Both have the same sequences."""
+    """Return whether `batch` repeats a batch of the log. Both have the same sequences."""
     old, new = parse(there), parse(batch)
     is_compacted = old.record_count != new.record_count or old.attributes & DELETE_HORIZON
     if old.crc == new.crc or is_compacted:
@@ -56,12 +56,12 @@ def is_same(there: memoryview, batch: memoryview) -> bool:
 
 
 def _origin(header: Header) -> tuple[int, int]:
-    """Return what a producer says of a batch besides its sequences."""
+    """Return the fields that a producer sets, other than sequences."""
     return header.attributes & ~_MAY_DIFFER, header.base_timestamp
 
 
 def _are_equal(one: Iterable[bytes | memoryview], other: Iterable[bytes | memoryview]) -> bool:
-    """Return whether both have the same bytes, however these are cut into pieces."""
+    """Return whether both have the same bytes, in whatever pieces."""
     left = right = memoryview(b"")
     pieces, others = iter(one), iter(other)
     while True:
@@ -80,7 +80,7 @@ def _next(pieces: Iterable[bytes | memoryview]) -> memoryview:
 
 
 def _read(partition: Partition, offset: int) -> memoryview | None:
-    """Return the batch that starts at `offset`; None if it is not there any more."""
+    """Return the batch that starts at `offset`; None if it is deleted."""
     try:
         with partition.reader(offset, committed=False) as reader:
             data = reader.read(HEADER_SIZE)

@@ -28,7 +28,7 @@ __all__ = ["Ended", "error_of", "text_of"]
 
 
 class Ended(LogError):
-    """A transaction that has its marker already."""
+    """The transaction has its marker already."""
 
 
 def error_of(partition: Partition, result: int) -> KlammError:
@@ -45,7 +45,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
             f"{partition.heads.path}: is older than the log of {where}; it may have been restored from a backup",
             path=partition.heads.path,
             position=partition.slot * SLOT_BYTES,
-            hint="open the store for writing once: the head is made again from the log",
+            hint="open the store for writing once: that rebuilds the head from the log",
         )
     if result == Result.DAMAGED_HEAD:
         position = partition.slot * SLOT_BYTES
@@ -71,7 +71,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
         return Ended(f"{where}: the transaction is over")
     if result == Result.ELSEWHERE:
         return LogError(
-            f"{where}: goes on at offset {partition.snapshot().next_offset}: another process has appended to it"
+            f"{where}: the log ends at offset {partition.snapshot().next_offset}: another process has appended to it"
         )
     if result == Result.OUT_OF_ORDER:
         return OutOfOrderSequence(f"{where}: the batch does not follow its producer's last one")
@@ -86,7 +86,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
 
 
 def replaced(partition: Partition) -> KlammError:
-    """Return the error for a store that is not at its path any more; it may be there again by now."""
+    """Return the error for a store that was not at its path; it may be there again by now."""
     try:
         partition.heads.check_place()
     except NotAStore as error:
@@ -95,5 +95,5 @@ def replaced(partition: Partition) -> KlammError:
 
 
 def text_of(result: int) -> str:
-    """Return a negative result of a native call in words."""
+    """Describe a negative result of a native call."""
     return Result(result).name.lower().replace("_", " ") if result <= Result.DELETED else os.strerror(-result)

@@ -1,12 +1,12 @@
-"""Removing old records: whole segments by age and size, or everything before an offset.
+"""Retention: remove whole segments by age and size, or everything before an offset.
 
-`log_start` moves first, as a commit and in the file `recovery`; then files go. So a reader finds its offset out of
-range, never a hole, and a crash in between leaves unreachable files that the next pass removes. The active
-segment is never removed. Cleaners hold the clean byte, never an append lock for longer than a commit.
+`log_start` moves first, as a commit and in the file `recovery`; then files are removed. So a reader gets an offset out
+of range, never a hole, and a crash in between leaves unreachable files that the next pass removes. The active segment
+is never removed. A cleaning process holds the clean byte, and the append lock for no longer than a commit.
 
-A segment is as old as its latest record. A timestamp in the future says nothing about that, and one such record must
-not keep a log forever: then the time when the file was last written counts, and if a clock was wrong then, too, the
-segment is as old as the next one.
+A segment is as old as its latest record. A timestamp in the future does not show the age, and one such record must not
+keep a log forever: then the time when the file was last written counts. If that is in the future, too, the segment is
+as old as the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["age_of_active", "expired", "latest_in", "max_timestamp_of", "move_lo
 
 
 _DAMAGED = (1 << 63) - 1
-_SLACK_MS = 60_000  # not in the future yet: records are appended after the clock was read, and clocks differ
+_SLACK_MS = 60_000  # still counts as now: records are appended after the clock was read, and clocks differ
 
 
 def max_timestamp_of(
@@ -34,9 +34,9 @@ def max_timestamp_of(
     contiguous: bool = True,
     on_missing_index: Callable[[], object] = lambda: None,
 ) -> int:
-    """Return the largest timestamp in a closed segment, from its index or else by reading it. -1: none has one.
+    """Return the largest timestamp in a closed segment, from its index or by reading it. -1: no record has one.
 
-    A damaged segment is as young as can be: retention must not take it away, and who looks for a time must meet it.
+    A damaged segment gets the largest possible time: retention must not remove it, and a search by time must report it.
     """
     with Index(directory, base) as found:
         entry = found.closing(os.stat(segment.path_of(directory, base)).st_size)
@@ -50,9 +50,9 @@ def max_timestamp_of(
 
 
 def latest_in(directory: str, base: int, following: int, clock_ms: int, *, contiguous: bool = True) -> int | None:
-    """Return when the latest record of a closed segment was appended, if known; None if that lies in the future.
+    """Return when the latest record of a closed segment was appended; None if that lies in the future.
 
-    Its timestamp, or if it has none (as in Kafka) or one in the future, the time when the file was last written.
+    That is its timestamp. If it has none (as in Kafka), or one in the future, the time when the file was last written.
     """
     max_timestamp = max_timestamp_of(directory, base, following, contiguous=contiguous)
     if 0 <= max_timestamp <= clock_ms + _SLACK_MS or max_timestamp == _DAMAGED:
@@ -82,7 +82,7 @@ def expired(
     clock_ms: int,
     contiguous: bool = True,
 ) -> int:
-    """Return the offset before which segments are too old at `clock_ms`, or too much. A limit of -1 is none."""
+    """Return the log start offset that the limits (-1: none) call for at `clock_ms`."""
     closed = [base for base in segment.bases(directory) if base < now.active_base]
     sizes = {base: os.stat(segment.path_of(directory, base)).st_size for base in closed}
     total = sum(sizes.values()) + now.position
@@ -91,7 +91,7 @@ def expired(
     ages: dict[int, int | None] = {}
 
     def latest(first: int) -> int:
-        """Return when the latest record of the segment closed[first], or at most that of a later one, was appended."""
+        """Return when the latest record of the segment closed[first] was appended, or at most that of a later one."""
         for base, following in zip(closed[first:], ends[first:], strict=True):
             if base not in ages:
                 ages[base] = latest_in(directory, base, following, clock_ms, contiguous=contiguous)
@@ -117,7 +117,7 @@ def move_log_start(log: head.Log, offset: int) -> None:
         if offset <= now.log_start:
             return
         known = recovery.last_point(log)
-        if known.offset <= offset:  # the recovery point would lie in what goes away, or at its end
+        if known.offset <= offset:  # the recovery point would lie in the removed part, or at its end
             head.sync(log, now.next_offset)
             index.sync(directory, known.base, now.active_base)
             known = known._replace(offset=now.next_offset, base=now.active_base, position=now.position)
@@ -129,7 +129,7 @@ def move_log_start(log: head.Log, offset: int) -> None:
 
 
 def remove_unreachable(log: head.Log) -> list[int]:
-    """Unlink segments that end at or before `log_start`; their base offsets."""
+    """Unlink segments that end at or before `log_start`, and return their base offsets."""
     directory = log.directory
     now = log.snapshot()
     closed = [base for base in segment.bases(directory) if base < now.active_base]

@@ -1,10 +1,9 @@
-"""Small files that are written and replaced as a whole: `recovery`, `cleaner-checkpoint`, snapshots of producers.
+"""Sealed files: small, and always replaced as a whole. `recovery`, `cleaner-checkpoint`, snapshots of producers.
 
     magic, version, body, CRC-32C of everything before        8 bytes, u32, …, u32; little-endian
 
-Every version of such a file keeps this frame, so that a file from a newer Klamm is told from a damaged one. `load`
-returns the body or says why there is none: a file that is missing and one that is damaged are two different things, and
-neither means that there never was one.
+Every version of such a file keeps this frame, so that a file from a newer Klamm is not taken for a damaged one. `load`
+returns the body, or the reason why there is none: missing or damaged. Neither means that the file never existed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _CRC = struct.Struct("<I")
 
 
 class Lack(enum.Enum):
-    """The reason why a file has no body to return."""
+    """The reason why a file has no valid body."""
 
     MISSING = "is missing"
     DAMAGED = "its checksum is wrong"

@@ -1,12 +1,12 @@
 """The timestamps that a topic accepts: message.timestamp.before.max.ms and message.timestamp.after.max.ms.
 
-The limit on the future is checked by the native append, for every batch, by the max_timestamp of its header; so that
-must be true (the Kafka server computes it for batches of clients; every other batch is built here). Few topics limit
-the past: for those, Partition reads the records of a batch before it is appended.
+The native append checks the limit on the future for every batch, by the max_timestamp of its header. So that field must
+be true: the Kafka server computes it for batches of clients, and Klamm builds all other batches. Few topics limit the
+past: for those, Partition reads the records of a batch before the append.
 
-Now is either of two clocks, the wall clock and the store's (docs/decisions, "Records expire only when two clocks
-agree"): a record is refused only if it is out of range by both. Records without a timestamp (-1) are not checked, nor
-is a topic with LogAppendTime, nor what is in a log already (backup, recovery, compaction).
+There are two clocks, the wall clock and the store's (docs/decisions, "Records expire only when two clocks agree"): a
+record is refused only if it is out of range by both. Not checked are records without a timestamp (-1), topics with
+LogAppendTime, and records that are in a log already (backup, recovery, compaction).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bounds(heads: Heads, limits_ms: tuple[int, int]) -> tuple[int, int]:
 
 
 def refusal(partition: Partition, batch: memoryview) -> InvalidTimestamp:
-    """Return the error for a whole batch that has timestamps outside of what the topic accepts."""
+    """Return the error for a batch with timestamps that the topic does not accept."""
     earliest, latest = partition.timestamp_bounds()
     scan = RecordScan(batch, earliest, latest)
     worst = scan.first_outside if scan.outside else scan.result[2]  # the clock has moved on since it was refused
