@@ -1,4 +1,4 @@
-"""Bytes <-> records: Kafka's record batches, pure.
+"""Record batches, Kafka's format: encode, check, decode, compress. Bytes in, bytes out.
 
     header        the format, and the header of a batch
     _kernel       encode, decode, check (native)
@@ -53,7 +53,7 @@ from klamm.batch.partitioner import Partitioner, murmur2, partition_for
 from klamm.batch.recompression import contents, recompress
 
 Scan = tuple[bool, int, int]
-"""What was found in the records of a batch: whether each has a key, the smallest timestamp, the largest."""
+"""The result of scanning a batch's records: whether each has a key, the smallest and the largest timestamp."""
 
 __all__ = [
     "BAD_RAISE",

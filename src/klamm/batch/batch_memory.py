@@ -1,10 +1,10 @@
-"""Memory that batches are decompressed into, one after the other.
+"""Memory into which batches are decompressed, one after the other.
 
-    BMM1  what a reader has of decompressed batches is as much as the largest of them, whatever their sizes: the memory
-          of one is used again for the next, or given back to the system before there is other memory.
+    BMM1  The memory of a reader for decompressed batches is at most that of the largest batch: it is used again for the
+          next batch, or returned to the system before other memory is taken.
 
-It is mapped, not allocated. An allocator keeps what was freed: after a batch of 8 MiB the C library holds on to these,
-and maps a batch that is a little larger beside them.
+It is mapped, not allocated. An allocator keeps freed memory: after a batch of 8 MiB the C library retains these, and
+maps other memory for a batch that is a little larger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchMemory:
         self._memory: mmap | None = None
 
     def take(self, size: int) -> memoryview:
-        """Return memory of `size` bytes, at least one; that which was returned before is not used any more."""
+        """Return memory of `size` bytes, at least one. The caller must not use the memory of earlier calls any more."""
         memory = self._memory
         if memory is None or len(memory) < size:
             import mmap
@@ -40,5 +40,5 @@ class BatchMemory:
         return memoryview(memory)[:size]
 
     def release(self) -> None:
-        """Give the memory back to the system, once there is no view of it."""
+        """Return the memory to the system, once no view of it exists."""
         self._memory = None

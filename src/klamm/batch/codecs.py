@@ -11,8 +11,9 @@
 The libraries are imported when a codec is first used: `import klamm` stays quick.
 
 Promise
-  CDC1  decompress() never makes more than its limit, whatever the input claims or does: a bomb is CorruptBatch. Output
-        is sized by what the input's blocks can hold at most, so a small input cannot ask for much memory either.
+  CDC1  decompress() never returns more than its limit, whatever the input claims: a decompression bomb is CorruptBatch.
+        The output buffer is sized by the most that the input's blocks can hold, so a small input cannot claim much
+        memory.
   CDC2  pieces() never holds more than `max_held` of the output at a time, and what a codec needs for one block: a
         piece, a block of snappy, a block of lz4 (up to 4 MiB), a window of zstd.
 """
@@ -76,9 +77,9 @@ def compress(number: int, data: memoryview, level: int | None = None) -> bytes:
 def decompress(
     number: int, data: memoryview, limit: int = MAX_DECODED_BYTES, memory: BatchMemory | None = None
 ) -> bytes | memoryview:
-    """Return what `compress` was given. Raise CorruptBatch if `data` is not valid, or is longer than `limit`.
+    """Return the decompressed records. Raise CorruptBatch if `data` is invalid, or decompresses to more than `limit`.
 
-    A large frame of zstd that says how long it is goes into `memory`, if given.
+    A large frame of zstd that has its size is decompressed into `memory`, if given.
     """
     if not 1 <= number < len(NAMES):
         raise CorruptBatch(f"unknown codec {number}")
@@ -93,9 +94,10 @@ def decompress(
 def pieces(
     number: int, data: memoryview, limit: int = MAX_DECODED_BYTES, *, max_held: int | None = None
 ) -> Iterator[bytes]:
-    """Decompress like `decompress`, but piece by piece: what was not used yet is not made.
+    """Yield what `decompress` returns, piece by piece, each decompressed when it is requested.
 
-    RecordTooLarge if it is longer than `limit`, or if the codec needs more than `max_held` (`limit` if None) at a time.
+    Raise RecordTooLarge for more than `limit` bytes, or if the codec needs more than `max_held` (`limit` if None) at a
+    time.
     """
     if not 1 <= number < len(NAMES):
         raise CorruptBatch(f"unknown codec {number}")
@@ -232,7 +234,7 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """Return how long a block claims to be when decompressed."""
+    """Return the decompressed size that a block claims."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
@@ -357,7 +359,7 @@ def _unzstd(data: memoryview, limit: int, memory: BatchMemory | None = None) -> 
 
 
 def _unzstd_into(room: memoryview, data: memoryview) -> memoryview:
-    """Decompress a frame that says that it is as long as `room`. No window is needed: the output is one."""
+    """Decompress a frame of the claimed size into `room`. It needs no window: the output serves as one."""
     import zstandard
 
     _check_zstd_end(data)
@@ -369,7 +371,7 @@ def _unzstd_into(room: memoryview, data: memoryview) -> memoryview:
 
 
 def _check_zstd_end(data: memoryview) -> None:
-    """Raise unless the data is one frame and nothing else."""
+    """Raise unless the data is exactly one frame."""
     import zstandard
 
     _, end = _zstd_blocks(data, zstandard.frame_header_size(data))
@@ -387,7 +389,7 @@ def _unzstd_pieces(data: memoryview, max_held: int) -> Iterator[bytes]:
         with zstandard.ZstdDecompressor().stream_reader(data, read_size=_SLICE) as reader:
             while piece := reader.read(_PIECE):
                 size += len(piece)
-                if size > max_held < frame.window_size:  # it holds as much as there is, up to a window
+                if size > max_held < frame.window_size:  # it holds all of the data, up to a window
                     raise _HeldTooMuch(frame.window_size, max_held)
                 yield piece
     except zstandard.ZstdError as error:
@@ -400,7 +402,7 @@ def _zstd_most(data: memoryview, position: int) -> int:
 
 
 def _zstd_blocks(data: memoryview, position: int) -> tuple[int, int]:
-    """Return what the blocks of a frame can hold at most, and where the last one ends."""
+    """Return the most that the blocks of a frame can hold, and where the last one ends."""
     most = 0
     while True:
         low, high = struct.unpack_from("<HB", data, position)

@@ -1,6 +1,6 @@
 """The record batch, Kafka's format v2 (magic 2), and its header.
 
-A log is a run of batches, end to end. On disk, on the wire and in memory they are the same bytes, big-endian:
+A log is a sequence of batches, back to back. They have the same bytes on disk, on the wire and in memory, big-endian:
 
     position  size  field
            0     8  base_offset          offset of the batch; each record adds its offset delta
@@ -26,8 +26,8 @@ A record is made of zigzag varints (below: v) and bytes. A size of -1 means null
 Promises
   B1  base_offset and leader_epoch lie outside of the CRC: a batch is sealed before its offset is known, and patched.
   B2  next_offset >= base_offset + record_count. A cleaned batch may have fewer records, even none; offsets grow in it.
-  B3  no byte sequence makes a reader of batches crash, look outside of its buffer or allocate beyond MAX_DECODED_BYTES.
-      What does not follow the above is CorruptBatch, with the position of its batch.
+  B3  no byte sequence makes a reader of batches crash, read outside of its buffer or allocate beyond MAX_DECODED_BYTES.
+      Bytes that violate this format are CorruptBatch, with the position of their batch.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ DELETE_HORIZON = 0x40
 
 
 class Header(NamedTuple):
-    """The header of a batch: what it says of itself, before its records are read."""
+    """The header of a batch, parsed."""
 
     base_offset: int
     batch_length: int
@@ -124,7 +124,7 @@ def parse(data: Buffer, position: int = 0) -> Header:
 
 
 def pack(header: Header) -> bytes:
-    """Return its bytes, as they are."""
+    """Return the bytes of the header, without computing a CRC."""
     return _HEADER.pack(*header)
 
 

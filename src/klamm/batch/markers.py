@@ -5,7 +5,7 @@ A batch of one record, transactional and control, of the transaction's producer:
     key      int16 version (0) · int16 type: 0 abort, 1 commit
     value    int16 version (0) · int32 coordinator epoch (0)
 
-Who decodes records never sees one.
+Decoders of records leave markers out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The partitioner: choose the partition of a record.
 
-    with a key     murmur2 of its bytes, as Kafka's Java client has it: the same key, the same partition, from anywhere
+    with a key     murmur2 of its bytes, as in Kafka's Java client: a key goes to the same partition from any client
     without one    sticky: the records of one batch go to one partition, the next batch goes to the next one
     your own       any callable (key, partition count) -> partition
 
-Sticky placement needs to know when a batch is closed, so it lives where batches are made (`RecordAccumulator`).
+The sticky choice depends on when a batch is closed, so `RecordAccumulator` makes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read and change single fields of a sealed batch. header.py says where they lie.
 
-Base offset and leader epoch may be changed at will; whatever else is changed wants a new checksum.
+Base offset and leader epoch lie outside of the CRC; a change of any other field needs a new checksum.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def max_timestamp_of(batch: Buffer) -> int:
 
 
 def set_max_timestamp(batch: bytearray | memoryview, size: int, timestamp_ms: int) -> None:
-    """Put the largest timestamp of the records into the header, and seal the batch again."""
+    """Set the header's max_timestamp to the largest timestamp of the records, and seal the batch again."""
     _INT64.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
     seal(batch, size)
 
@@ -100,5 +100,5 @@ def empty(first: int, count: int, leader_epoch: int) -> bytes:
 
 
 def seal(batch: bytearray | memoryview, size: int) -> None:
-    """Write the checksum of the first `size` bytes, a whole batch."""
+    """Write the checksum of the batch in the first `size` bytes."""
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:size]))

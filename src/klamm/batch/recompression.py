@@ -1,4 +1,4 @@
-"""Give a batch another codec: what is in it, its sequences and its timestamps stay."""
+"""Compress a batch with another codec: records, sequences and timestamps stay."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _INT32, _INT16 = struct.Struct(">i"), struct.Struct(">h")
 def recompress(
     batch: bytearray | memoryview, codec: int, level: int | None = None, *, max_decoded: int = MAX_DECODED_BYTES
 ) -> bytearray | memoryview:
-    """Return the whole batch compressed with `codec`: itself, if it is; else a new one with a checksum of its own.
+    """Return the batch compressed with `codec`: itself if it is already, else a new one.
 
-    RecordTooLarge if it has more than `max_decoded` bytes when decompressed: all of them are in memory.
+    Raise RecordTooLarge if it decompresses to more than `max_decoded` bytes: all of them are in memory.
     """
     header = parse(batch)
     if header.codec == codec:
@@ -43,7 +43,7 @@ def recompress(
 
 
 def contents(batch: memoryview) -> Iterator[bytes | memoryview]:
-    """Yield the records of a whole batch as bytes, decompressed, in pieces."""
+    """Yield the bytes of a batch's records, decompressed, in pieces."""
     codec = parse(batch).codec
     records = memoryview(batch)[HEADER_SIZE:]
     if codec:

@@ -1,1 +1,1 @@
-"""The package that calls the operating system: files, locks, forks. Apart from sqlite3 and sendfile, no other does."""
+"""Files, locks and forks: the only package that calls the operating system, apart from sqlite3 and sendfile."""

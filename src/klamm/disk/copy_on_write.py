@@ -1,9 +1,9 @@
-"""Directories whose files are written in place, on a file system that copies on write otherwise: btrfs.
+"""Directories of btrfs whose files are written in place, and not copied on write.
 
 `heads`, tables of producers and SQLite's -shm are mapped and written to. Where files are copied on write, each store
 into a clean page needs a free block, and if the disk has none, the kernel ends the process (SIGBUS). On btrfs a
-directory can be marked so that its files are written in place (`chattr +C`, NOCOW); what is made in it inherits the
-mark. A mark does nothing for files that are there already, so only an empty directory is marked.
+directory can be marked so that its files are written in place (`chattr +C`, NOCOW); new files and directories in it
+inherit the mark. A mark has no effect on existing files, so only an empty directory is marked.
 
 A snapshot of the subvolume shares blocks again: after it, the first change of each is a copy, once.
 """
@@ -30,7 +30,7 @@ def is_avoided(path: str) -> bool:
 
 
 def try_to_avoid(path: str) -> bool:
-    """Mark an empty directory, if its file system knows the mark: whether it has it."""
+    """Mark an empty directory, if its file system supports that. Return whether it is marked."""
     flags = _flags(path)
     if flags & _NOCOW:
         return True

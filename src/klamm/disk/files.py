@@ -1,10 +1,10 @@
-"""Files: durable replacement, directories, and which file systems we trust.
+"""Files: durable replacement, directories, and which file systems are trusted.
 
-A name is durable when its directory was synced; bytes are durable when their file was. `replace` does both, in the
-order that leaves the old file or the new one, whole, after a power cut at any point.
+A name is durable when its directory is synced; bytes are durable when their file is. `replace` does both, in an order
+that leaves either the old file or the new one, complete, after a power cut at any point.
 
-Modes: what is made inside of a store has the permissions of the directory it is made in (disk/os.h), so that a store
-made by us, 0700, is its owner's, and one in a directory of mode 2770 is shared by a group.
+Modes: a new file or directory of a store gets the permissions of its parent directory (disk/os.h). So a store that
+Klamm creates, with mode 0700, is its owner's, and one in a directory of mode 2770 is shared by a group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read(path: str) -> bytes:
 
 
 def replace(path: str, data: bytes) -> None:
-    """Put `data` in the place of `path`: after a crash the old file is there or the new one, whole and durable."""
+    """Replace the file at `path` by `data`, durably: a crash leaves either the old file or the new one, complete."""
     temporary = f"{path}.new"
     try:
         fd = _os.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -87,7 +87,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable. On Windows they are, with the files: renames are written through."""
+    """Make the names in a directory durable. On Windows there is nothing to do: renames are written through."""
     if sys.platform == "win32":
         return
     fd = _os.open_file(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
@@ -98,7 +98,7 @@ def sync_directory(path: str) -> None:
 
 
 def sync_ancestors(path: str) -> None:
-    """Make the names durable by which `path` is reached, as far as we may; they end where another file system does."""
+    """Make the names in the path durable, where this user may, up to the root of the file system."""
     parent = os.path.dirname(os.path.abspath(path))
     with suppress(OSError):
         while parent != path and os.stat(parent).st_dev == os.stat(path).st_dev:
@@ -107,20 +107,20 @@ def sync_ancestors(path: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make one directory if it is not there; its name is durable once its parent was synced."""
+    """Create a directory unless it exists; its name is durable once its parent is synced."""
     with suppress(FileExistsError):
         _os.mkdir(path)
 
 
 def make_directories(path: str) -> None:
-    """Make a directory of a store and those above it that are missing, each as open to others as its parent."""
+    """Create a directory of a store, and missing ones above it, each with the permissions of its parent."""
     if not os.path.isdir(path):
         make_directories(os.path.dirname(path))
         make_directory(path)
 
 
 def remove(path: str) -> None:
-    """Unlink if it is there."""
+    """Unlink the file if it exists."""
     with suppress(FileNotFoundError):
         _os.unlink(path)
 
@@ -145,7 +145,7 @@ def set_times(fd: int, status: os.stat_result) -> None:
 
 
 def most_open() -> int:
-    """Return how many descriptors this process may have."""
+    """Return how many descriptors this process may have open."""
     if sys.platform == "win32":
         return 8192  # of the C runtime
     import resource
@@ -166,7 +166,7 @@ def filesystem_of(path: str) -> str:
     best, kind = "", "unknown"
     for line in lines:
         mount, _, rest = line.partition(" - ")
-        field = mount.split(" ")[4]  # only the space is escaped for us, not all that Python takes for white space
+        field = mount.split(" ")[4]  # the kernel escapes spaces, but not everything that Python takes for white space
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):  # a later mount on the same point hides the earlier one
@@ -189,7 +189,7 @@ if sys.platform == "win32":
         return kind.value.lower() or "unknown"
 
     def _set_times(fd: int, status: os.stat_result) -> None:
-        """Set times by this descriptor: its writes would change them again after a call by name."""
+        """Set times through this descriptor: after a call by name, its writes would change them again."""
         import ctypes
         import msvcrt
 

@@ -1,14 +1,14 @@
-"""Fork handlers: what owns descriptors, and locks on them, is told of forks.
+"""Fork handlers for owners of descriptors and of locks on them.
 
-Descriptors, and the locks on them, are shared with a forked child: a child keeps a killed parent's locks, and its
-unlock frees the parent's. So every owner of such things registers itself, with what to call:
+A forked child shares descriptors and the locks on them: it would keep a killed parent's locks, and an unlock in the
+child would release the parent's. So every owner of a descriptor registers itself, with functions to call:
 
     in_child    in the child: close (never unlock) descriptors, drop the rest
-    before      in the parent, before: take the mutexes, so that no thread is in the middle of something
-    after       in the parent, after: let go of them
+    before      in the parent, before the fork: take the mutexes, so that no thread is inside a critical section
+    after       in the parent, after the fork: release them
 
-No garbage is collected meanwhile: a store that was dropped would be closed by its finalizer, in this very thread, and
-wait for the mutexes that the thread has taken.
+Garbage collection is off during a fork: it could close a dropped store in this thread, which would then wait for
+mutexes that the thread itself holds.
 
 Mutexes are taken in the order in which all other code takes them: `guard`, then owners by their `order`.
 """
@@ -50,8 +50,8 @@ def register(
     *,
     order: int = 0,
 ) -> None:
-    """Call these with `owner` at each fork, for as long as it lives. They are functions of its class, not bound."""
-    with guard:  # a dictionary that grows while a fork goes through it would end that in the middle
+    """Call these functions with `owner` at each fork, as long as it exists. They must not be bound methods."""
+    with guard:  # a dictionary must not change while a fork iterates over it
         _registered[owner] = _Hooks(order, before, after, in_child)
 
 
@@ -71,7 +71,7 @@ def _after() -> None:
         if hooks.after is not None:
             hooks.after(owner)
     _end()
-    kept.clear()  # not before: this may be the last that knew a store, whose finalizer wants the mutexes
+    kept.clear()  # only now: this may be the last reference to a store, whose finalizer takes the mutexes
 
 
 def _child() -> None:

@@ -6,8 +6,8 @@ word beside a byte in `heads` (KlammLockNote in os.h), which also says since whe
 
     bits 0-21 pid, 22-31 hash of the pid namespace, 32-63 when the byte was taken: monotonic time, tenths of a second
 
-The word is of the last process that took the byte, which may have released it, or have ended. A pid that another
-process has by now is recognised by its start: it started after the byte was taken.
+The word names the last process that took the byte; it may have released the byte, or have ended. A pid that was reused
+is recognised by the start time of its process, which is later than the time in the word.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Holder(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """Say what to do about it."""
+        """Return a hint: what to do about the holder."""
         if self.process is not None and self.process.pid == os.getpid():
             return "let that thread go on"
         if self == NONE_NOW:
@@ -103,7 +103,7 @@ NONE_NOW = Holder(None, 0, None)
 
 
 def _describe_thread(number: int) -> str:
-    """Return the name of a thread of this process, and the last calls that it is in."""
+    """Return the name of a thread of this process, and its innermost calls."""
     name = next((each.name for each in threading.enumerate() if each.ident == number), str(number))
     frame = sys._current_frames().get(number)  # noqa: SLF001  # the documented way
     calls: list[str] = []
@@ -198,7 +198,9 @@ def _ranges_of(pid: int, name: str, inode: int) -> list[tuple[int, int, bool]]:
 
 
 def recorded_holder(word: int) -> Holder | None:
-    """Return what the word beside a byte says; None if no process ever took the byte, or the one that did has ended."""
+    """Return the holder that the word beside a byte names. None if no process ever took the byte, or that one has
+    ended.
+    """
     pid, namespace, taken = word & 0x3FFFFF, word >> 22 & 0x3FF, word >> 32
     if not word:
         return None
@@ -213,9 +215,9 @@ def recorded_holder(word: int) -> Holder | None:
 
 
 def find_holder(path: str, byte: int, word: int = 0) -> Holder | None:
-    """Return which process holds a byte of the file at `path`; None if no visible process seems to.
+    """Return the process that holds a byte of the file at `path`; None if no visible process seems to.
 
-    `word` is what is recorded beside the byte, where that is.
+    `word` is the record beside the byte, if it has one.
     """
     recorded = recorded_holder(word)
     if recorded is not None and recorded.process is not None and _holds(path, byte, recorded.process.pid):

@@ -1,17 +1,17 @@
-"""Lock files: bytes that processes hold, for moments or for long.
+"""Lock files: bytes that processes lock, for moments or for long.
 
-    lock       byte 0: the write lock of klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for the
-               klamm.db lock bytes 4n + 1 to 4n + 3: flush, clean, recovery point of the partition in slot n
+    lock       byte 0: the write lock of klamm.db; byte 1: openers (store/directory.py); byte 2: the queue for
+               the klamm.db lock
+               bytes 4n + 1 to 4n + 3: flush, clean, recovery point of the partition in slot n
                4n + 1 + (g << 40): its flush byte, after g syncing processes were replaced (log/head.py)
                WAITING + b: shared by the processes that have waited for byte b for more than a moment; 4n: for the
                append lock of slot n, which is not a byte, but a word in `heads` (log/owner.h)
-    members    byte 0: presence, shared by everybody who has the store open; exclusive for recovery
+    members    byte 0: presence, shared by every process that has the store open; exclusive for recovery
                byte 1: the Kafka server, of which a store has at most one
                TABLE + s: the process that maintains the table of the topic whose partition 0 is in slot s
-               (g + 1) << 40: the region of group number g. Place m of its members is byte m of the region, and the
-               owner of the partition in slot s holds byte OWNED + s of it; the Kafka server holds byte DOOR of it as
-               long as members of the group sit there
-               TRANSACTION + p: the transactional producer with id p
+               (g + 1) << 40: the lock range of group number g. The member with index m holds byte m of the range, the
+               owner of the partition in slot s byte OWNED + s, and the Kafka server byte DOOR as long as members of the
+               group belong to it TRANSACTION + p: the transactional producer with id p
     heads      bytes beyond its end: presence (store/presence.py); mapped (log/_heads.pxi);
                LIFE + x: the life number of a process (log/owner.h)
 
@@ -20,9 +20,9 @@ descriptor, not to the process, so a stray `close` elsewhere does not drop it, a
 copy of the descriptor is gone, however the process ended. Liveness is a lock that is free, never a pid. Beside each
 byte of `lock` is a note in `heads` (os.h): which process took it last, and a word that waiting processes sleep on.
 
-Such a lock excludes neither threads that share the descriptor nor forked children. Hence a mutex in front of each
-byte, and `_in_child` closes the descriptor. Bytes held for long are noted here instead: two holders in one process
-exclude each other, too, and `held` knows ours, which the kernel does not report to us.
+Such a lock excludes neither threads that share the descriptor nor forked children. Hence each byte has a
+mutex, and `_in_child` closes the descriptor. Bytes held for long are recorded here instead: so two holders in one
+process exclude each other, and `held` includes this process's own locks, which the kernel does not report to it.
 
 Where the system has no such locks (macOS, Windows), the first opener takes the whole `members` file for itself, and a
 second process gets StoreBusy: one process at a time, rather than a weaker protocol.
@@ -88,7 +88,7 @@ class Notes(Protocol):
 
 
 def name_of(byte: int) -> str:
-    """Return what a byte of `lock` is for."""
+    """Return the purpose of a byte of `lock`, in words."""
     byte %= _GENERATION
     if byte < 4:
         return _STORE_LOCKS[byte] if byte < 3 else f"byte {byte}"
@@ -96,15 +96,15 @@ def name_of(byte: int) -> str:
 
 
 class LockFile:
-    """One file of lock bytes, opened once a process."""
+    """One file of lock bytes. A process opens it once."""
 
     def __init__(self, path: str, *, create: bool = True, timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
         """Open the file. `timeout_ms`: how long a process waits for a byte by default; -1: without limit."""
         self.path = path
         self.fd = -1
         self.timeout_ms = timeout_ms
-        self.stopped_after_ms = 1000  # a stopped process keeps others from syncing no longer than this
-        self.unknown_after_ms = 10_000  # nor one of which it is unknown whether it is stopped
+        self.stopped_after_ms = 1000  # how long a stopped process can keep others from syncing
+        self.unknown_after_ms = 10_000  # the same, if it is unknown whether the process is stopped
         self._notes: Notes | None = None
         self._mutexes: dict[int, _os.ByteMutex] = {}
         self._ours: dict[int, bool] = {}  # bytes held for long; whether exclusively. Changed by native code
@@ -119,13 +119,12 @@ class LockFile:
     def hold(
         self, byte: int, *, timeout_ms: int | None = None, queue: int | None = None, what: str | None = None
     ) -> AbstractContextManager[None]:
-        """Hold `byte` alone for a `with` block, waiting for it; StoreBusy when `timeout_ms` passes first.
+        """Hold `byte` exclusively for a `with` block. Raise StoreBusy after `timeout_ms`; `what` names the lock in it.
 
         Processes that wait for a byte get it one after the other, and each hand-over costs a switch between processes.
         With a `queue`, another byte, they wait for that, and only the first of them waits for `byte`. So a process that
-        has just released it gets it again, up to 128 times while its caches are warm; then it wakes the first, and
-        queues up.
-        `what` names the lock in the error.
+        has just released `byte` gets it again, up to 128 times while its caches are warm; then it wakes the first of
+        the queue, and queues up itself.
         """
         mutex = self._mutexes.get(byte) or self._mutex_of(byte)
         timeout = self.timeout_ms if timeout_ms is None else timeout_ms
@@ -143,7 +142,7 @@ class LockFile:
         return _busy(what, self._find_holder(byte), timeout_ms)
 
     def busy_life(self, what: str, byte: int, word: int, timeout_ms: int) -> StoreBusy:
-        """Return the error for a lock that belongs to whichever process holds `byte` of this file."""
+        """Return the error for a lock whose owner is the process that holds `byte` of this file."""
         return _busy(what, holders.find_holder(self.path, byte, word), timeout_ms)
 
     def is_holder_stopped(self, byte: int) -> bool | None:
@@ -162,15 +161,15 @@ class LockFile:
         return self.busy(byte, f"{directory}: {_LOCKS[byte % 4]}", timeout_ms)
 
     def try_hold(self, byte: int, *, shared: bool = False) -> bool:
-        """Take `byte` for long, or say that it is taken, be it by this process.
+        """Take `byte` for long. Return False if it is taken, also if by this process.
 
-        Who holds it exclusively may make it shared, and who shares it, exclusive. The owner of a byte that is released
-        before the store is closed has it in a `HeldBytes`, so that an interrupt loses no track of it.
+        A holder may change its lock from exclusive to shared and back. Bytes that are released before the store is
+        closed belong into a `HeldBytes`, so that an interrupt cannot lose track of them.
         """
         return _os.take_byte(self, byte, shared)
 
     def held(self, byte: int, length: int = 1) -> list[tuple[int, int]]:
-        """Return which bytes of the range are held, shared or alone: as (start, length), in order, apart."""
+        """Return which bytes of the range are held, shared or exclusively, as sorted, disjoint (start, length)."""
         if length == 1:
             found = [(byte, 1)] if byte in self._ours else []
         else:
@@ -184,7 +183,7 @@ class LockFile:
         return _os.lock_whole(self.fd)
 
     def release(self, byte: int) -> None:
-        """Release a byte that `try_hold` took. Do nothing after `close`, or in a forked child: it is not ours there."""
+        """Release a byte that `try_hold` took. Do nothing after `close`, or in a forked child: it is the parent's."""
         _os.drop_byte(self, byte)
 
     def close(self) -> None:
@@ -204,7 +203,9 @@ def _busy(what: str, holder: holders.Holder | None, timeout_ms: int) -> StoreBus
 
 
 def held_by_others(fd: int, byte: int, length: int) -> list[tuple[int, int]]:
-    """Return the ranges that other open files hold. The kernel reports one lock at a time: ask left and right of it."""
+    """Return the ranges that other open files hold. The kernel reports one lock at a time, so query on both sides of
+    it.
+    """
     found: list[tuple[int, int]] = []
     ranges = [(byte, length)]
     while ranges:

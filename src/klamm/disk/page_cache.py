@@ -1,7 +1,7 @@
-"""Reads that fail rather than wait for a disk: for event loops.
+"""Reads for event loops: they fail rather than wait for a disk.
 
-Linux answers them if its C library has preadv2 (RWF_NOWAIT). Elsewhere (macOS, Windows) no call tells whether a part of
-a file is in memory; then nothing counts as in memory, and threads do all reads. On a file system that does not support
+They need Linux and a C library with preadv2 (RWF_NOWAIT). Elsewhere (macOS, Windows) no call tells whether a part of a
+file is in memory: then nothing counts as in memory, and threads do all reads. On a file system that does not support
 the flag, everything counts as in memory.
 """
 
@@ -25,7 +25,7 @@ class WouldBlock(Exception):
 
 
 def read_cached(fd: int, size: int, position: int) -> bytes:
-    """Return `size` bytes of a file. WouldBlock if one of them is not in memory, or beyond the end."""
+    """Return `size` bytes of a file. Raise WouldBlock if a byte is not in memory, or beyond the end."""
     if _NOWAIT is None:
         raise WouldBlock
     data = bytearray(size)
@@ -40,7 +40,7 @@ def read_cached(fd: int, size: int, position: int) -> bytes:
 
 
 def is_cached(fd: int, size: int, position: int) -> bool:
-    """Return whether a range of a file is in memory, by its first and last byte and one of each 128 KiB between."""
+    """Return whether a range of a file is in memory. Probes the first and last byte, and one in each 128 KiB."""
     if _NOWAIT is None:
         return False
     last = position + size - 1
@@ -57,7 +57,7 @@ def is_cached(fd: int, size: int, position: int) -> bool:
 
 
 def load(fd: int, size: int, position: int) -> None:
-    """Read a range, so that it is in memory."""
+    """Read a range, to bring it into memory."""
     end = position + size
     while position < end and (data := _os.pread(fd, min(_CHUNK, end - position), position)):
         position += len(data)

@@ -1,11 +1,11 @@
-"""The reserve: a file whose blocks go back to a full disk, so that a store can still be opened and purged.
+"""The reserve: blocks that are freed on a full disk, so that a store can still be opened and purged.
 
     reserve     1 MiB of allocated blocks that are never read
 
-To open a store after a boot, something must be written: the boot is counted, and logs are recovered. To delete records,
-too: where a log starts is on disk before a file goes. On a full disk neither would work. Before either, a process
-calls `lend`, which empties the file when there is little room; the maintenance thread and maintain() call
-`refill` when there is room again.
+Opening a store after a boot writes: it counts the boot and recovers logs. So does deleting records: the new log start
+is on disk before a file is removed. On a full disk neither would work. Before either, a process calls `lend`, which
+empties the file when there is little space; the maintenance thread and maintain() call `refill` when there is space
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["NAME", "SIZE", "lend", "refill"]
 
 NAME = "reserve"
 SIZE = 1 << 20
-_LITTLE = SIZE // 2  # with less room than this, the reserve is lent
+_LITTLE = SIZE // 2  # with less space than this, the reserve is freed
 
 
 def lend(store: str) -> bool:
@@ -30,13 +30,13 @@ def lend(store: str) -> bool:
         if os.stat(path).st_size == 0 or shutil.disk_usage(store).free >= _LITTLE:
             return False
         os.truncate(path, 0)
-    except OSError:  # there is none, or it is not ours to change: whatever needs room will say so
+    except OSError:  # there is none, or this user may not change it: the write that needs space reports that
         return False
     return True
 
 
 def refill(store: str) -> bool:
-    """Allocate the reserve, if it is missing and four times as much is free. Return whether it is there."""
+    """Allocate the reserve if it is missing and four times its size is free. Return whether it exists."""
     path = f"{store}/{NAME}"
     with suppress(OSError):
         if os.path.exists(path) and os.stat(path).st_size == SIZE:

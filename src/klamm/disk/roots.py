@@ -1,13 +1,13 @@
-"""The directory of a store, held open: its files are reached through it, and never through the path.
+"""The root: the directory of a store, held open. Files are opened through it, and never by the store's path.
 
-A process opens files of a store long after it opened the store: segments, after a roll or after idle files were closed,
-indexes, snapshots. By then the path may lead to another store: an older copy was renamed into its place, or a new store
-was made where this one was moved away. What is mapped (`heads`) is still of the old store, so a file that is opened by
-the path would be read, cut or deleted by the offsets of another log.
+A process opens files of a store long after it opened the store: indexes, snapshots, and segments after a roll or after
+idle files were closed. By then the path may lead to another store: an older copy that was renamed into its place, or a
+new store where this one was moved away. The mapping of `heads` still belongs to the old store, so a file opened by the
+path would be read, cut or deleted by the offsets of another log.
 
-`Root.files` is a path that leads to the very directory that was opened, wherever its name is now: the kernel's name of
-an open descriptor, /proc/self/fd/<n>. disk/os.h makes it an argument of openat, renameat and so on. It is a path for
-this process alone: `Root.path` is for users, for other processes, and for SQLite, which follows links.
+`Root.files` is a path to the directory that was opened, wherever it is now: the kernel's name of an open descriptor,
+/proc/self/fd/<n>. disk/os.h turns it into an argument of openat, renameat and so on. It is valid in this process only:
+`Root.path` is for users, for other processes, and for SQLite, which follows links.
 
 Where there is no such name (not Linux, or /proc is not mounted), `files` is the path.
 """
@@ -25,7 +25,7 @@ __all__ = ["Root"]
 
 
 class _ReadablePaths(logging.Filter):
-    """Call the directories in our log lines as users know them; errors.KlammError does the same for errors."""
+    """Replace `Root.files` by `Root.path` in log lines; errors.KlammError does so in errors."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -37,7 +37,7 @@ logging.getLogger("klamm").addFilter(_ReadablePaths())
 
 
 class Root:
-    """A directory that is open as long as anything refers to this object: a store, its partitions, its tables."""
+    """A directory that stays open as long as an object refers to this one: a store, its partitions, its tables."""
 
     def __init__(self, path: str) -> None:
         self.path = self.files = path
@@ -51,7 +51,7 @@ class Root:
                     errors.held[name] = path
 
     def close(self) -> None:
-        """Close the directory of a store that could not be opened: nothing refers to its files."""
+        """Close the directory of a store that could not be opened: no object refers to its files."""
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
             errors.held.pop(self.files, None)

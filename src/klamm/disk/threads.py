@@ -1,6 +1,6 @@
-"""Threads that an interrupt cannot leave half started.
+"""Daemon threads whose start and join an interrupt cannot leave half done.
 
-`threading.Thread.start` and `join` wait on locks in Python code; an interrupt there (Ctrl-C comes to the main thread,
+`threading.Thread.start` and `join` wait on locks in Python code. An interrupt there (Ctrl-C interrupts the main thread,
 which starts these) raises RuntimeError, or leaves a thread that looks as if it had never been started. Here both are
 one native call.
 """
@@ -37,7 +37,7 @@ class DaemonThread:
         return self._ended.locked()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Return when it has ended, or after `timeout` seconds: whether it has."""
+        """Wait until the thread has ended, for at most `timeout` seconds. Return whether it has."""
         if not self._ended.acquire(True, -1 if timeout is None else max(0.0, timeout)):
             return False
         self._ended.release()
