@@ -1,4 +1,4 @@
-"""The embedded door: `klamm.open`, and the Store that it returns."""
+"""The embedded API: `klamm.open`, and the Store that it returns."""
 
 from __future__ import annotations
 

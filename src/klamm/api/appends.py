@@ -1,6 +1,6 @@
-"""The writing half of a Store: `append` and its kin, producers, transactions. The other half is reads.py.
+"""The writing half of a Store: appends, producers, transactions. The other half is reads.py.
 
-Overloads say what the serde of the store, or of a call, makes of keys and values.
+Overloads give the types of keys and values for the serde of the store, or of a call.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Appends(StoreState, Generic[K, V]):
         return offset if acks else None
 
     def _after_quick(self, target: Target, result: int, topic: str, key: Any, value: Any) -> int:
-        """Finish an append that the fast path left undone, or could not do."""
+        """Finish an append that the fast path could not do, or has left unfinished."""
         if result > EVENTFUL:
             return self._target(topic).choose(key, None).append_one(key, value)
         assert target.single is not None
@@ -277,10 +277,10 @@ class Appends(StoreState, Generic[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Appended:
-        """Append many records, in few batches, and return where they are.
+        """Append many records, in few batches, and return their ranges of offsets.
 
-        `records` are tuples of (key, value), (key, value, headers) or (key, value, headers, timestamp), or values. If
-        one of them cannot be taken, those before it in its partition are appended, and the error says which it was.
+        `records` are tuples of (key, value), (key, value, headers) or (key, value, headers, timestamp), or values. If a
+        record is invalid, the records before it in its partition are appended, and the error names it.
         """
         durable = acks_of(acks) == ALL
         serdes = Serdes(serde, key_serde).over(self._serdes)
@@ -306,10 +306,10 @@ class Appends(StoreState, Generic[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, or of any Arrow stream, and return where they went.
+        """Append the rows of an Arrow table, or of any Arrow stream, and return their ranges of offsets.
 
         Columns: value, and if it has them key, timestamp, headers, partition. `partition` and `timestamp` are for rows
-        that say nothing themselves.
+        without their own.
         """
         from klamm.arrow.append_table import append_table
 
@@ -326,7 +326,7 @@ class Appends(StoreState, Generic[K, V]):
         )
 
     def _target(self, topic: str) -> Target:
-        """Return the topic as the catalog has it now."""
+        """Return the topic, as it is in the catalog now."""
         if not isinstance(topic, str):
             raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
         core = self._acquired()
@@ -480,11 +480,12 @@ class Appends(StoreState, Generic[K, V]):
         partitioner: Partitioner | None = None,
         **unknown: Never,
     ) -> Transaction[Any, Any]:
-        """Return a transaction: records and progress of groups, all or nothing. Leaving its `with` block commits, an
+        """Return a transaction: records and offsets of groups, all or none. Leaving its `with` block commits, an
         exception aborts.
 
-        A `name` is a transactional id: a newer transaction of that name, in whatever process, aborts this one. It may
-        commit offsets of `consumers`, which go back if it is aborted. Options: timeout, and those of batches.
+        `name` is a transactional id: a newer transaction of that name, in any process, aborts this one. It may commit
+        offsets of `consumers`, which go back to their committed offsets if it is aborted. Options: timeout, and those
+        of batches.
         """
         from klamm.client.transaction import Pool
 

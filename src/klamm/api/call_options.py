@@ -1,8 +1,8 @@
-"""The options of calls that make something, which have as many as what is made: `store.consumer`, `store.producer`, …
+"""The options of calls that create objects with many options: `store.consumer`, `store.producer`, …
 
-Each is written out three times: where its default is, in the constructor of what is made; in the first overload of
-the call, for editors and people; and in a TypedDict, for the other overloads. Tests hold the copies together. `help`
-and `inspect` see the options of the constructor.
+Each option is written three times: in the constructor of the object, with its default; in the first overload of the
+call, for editors and people; and in a TypedDict, for the other overloads. Tests compare the copies. `help` and
+`inspect` show the options of the constructor.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class AppendManyOptions(TypedDict, total=False):
 
 
 def takes_options_of(*makers: Callable[..., Any], without: str = "") -> Callable[[_Call], _Call]:
-    """Show, in the signature of a call with `**options`, those that `makers` take by name, with a default."""
+    """Show the keyword options of `makers`, with their defaults, in the signature of a call with `**options`."""
 
     def decorate(call: _Call) -> _Call:
         signature = inspect.signature(call)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        taken = {each.name for each in own} | {"store", without}  # a maker gets the store from us
+        taken = {each.name for each in own} | {"store", without}  # the call passes the store itself
         options = [
             option
             for maker in makers
@@ -69,9 +69,8 @@ def takes_options_of(*makers: Callable[..., Any], without: str = "") -> Callable
 
 
 def checked(call: Callable[..., Any], options: Mapping[str, Any], defaults: Serdes) -> dict[str, Any]:
-    """Return the options of `call`, with the serdes of its store where it has none of its own.
-
-    Raise TypeError, which names the nearest option, if there is no such option.
+    """Return the options of `call`, with the store's serdes as defaults. Raise TypeError for an unknown option; it
+    names the nearest one.
     """
     check_options(f"{call.__name__}()", options, _known[call])
     serdes = Serdes(options.get("serde"), options.get("key_serde")).over(defaults)

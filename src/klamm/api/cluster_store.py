@@ -1,6 +1,6 @@
 """A store on a cluster, `klamm.open("kafka://…")`: a Store whose topics are those of a Kafka server or cluster.
 
-What a cluster cannot do raises Unsupported, with what to do instead. docs/reference/stores.md has the table.
+Calls that a cluster does not support raise Unsupported, with an alternative. docs/reference/stores.md has the table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClusterStore(Store[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
-        """Connect. `busy_timeout`: how long calls wait for transactions of others."""
+        """Connect. `busy_timeout`: how long calls wait for transactions of other clients."""
         self._address = address
         self._read_only = read_only
         self._busy_timeout = busy_timeout
@@ -137,7 +137,7 @@ class ClusterStore(Store[K, V]):
         serde: Any = None,
         key_serde: Any = None,
     ) -> Appended:
-        """Append many records and return where they are, when the cluster has acknowledged all of them."""
+        """Append many records. Return their ranges of offsets when the cluster has acknowledged all of them."""
         stream = self._stream(topic, acks_of(acks), compression, compression_level, lingers=True)
         serdes = Serdes(serde, key_serde).over(self._serdes)
         convert = None if serdes == Serdes() else serdes.serializer().record
@@ -162,7 +162,7 @@ class ClusterStore(Store[K, V]):
         return Appended(topic, len(sent), {} if acks == 0 else ranges)
 
     def append_table(self, topic: str, table: Any, **options: Any) -> Appended:
-        """Append the rows of an Arrow table, or of anything that gives Arrow's stream."""
+        """Append the rows of an Arrow table, or of any Arrow stream, and return their ranges of offsets."""
         from klamm.cluster.table_rows import rows_of
 
         partition = options.pop("partition", None)
@@ -230,8 +230,9 @@ class ClusterStore(Store[K, V]):
 
 
 class TopicsOfCluster(Topics[K, V]):
-    """The topics of a cluster, by name. Settings that only the cluster knows are passed on as they are; it has one more
-    when a topic is created, replication_factor.
+    """The topics of a cluster, by name. Settings that Klamm does not know are passed to the cluster unchanged.
+
+    `create` has one more option, replication_factor.
     """
 
     __slots__ = ()
@@ -260,14 +261,14 @@ class TopicsOfCluster(Topics[K, V]):
     def alter(
         self, name: str, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> TopicInfo:
-        """Change some settings, put those named in `reset` back to their defaults, leave the rest."""
+        """Change some settings, reset those named in `reset` to their defaults; the rest stays."""
         self._store._writable()
         resets = [reset] if isinstance(reset, str) else list(reset)
         self._catalog().alter_settings(name, named_settings(settings, named), resets)
         return self.describe(name)
 
     def add_partitions(self, name: str, total: int) -> TopicInfo:
-        """Let the topic have `total` partitions. New records of a key may go to another one than its old records."""
+        """Grow the topic to `total` partitions. New records of a key may go to another one than its old records."""
         self._store._writable()
         if not isinstance(total, int) or total <= len(self._catalog().refresh(name).partitions):
             raise InvalidSetting(f"{name}: has {total!r} partitions or more", hint="expected more than it has")
@@ -283,7 +284,7 @@ class TopicsOfCluster(Topics[K, V]):
         exist_ok: bool = False,
         **named: Value,
     ) -> Topic[K, V]:
-        """Create a topic and return a handle on it. With `exist_ok`, a topic that is there already is left as it is."""
+        """Create a topic and return a handle on it. With `exist_ok`, leave an existing topic unchanged."""
         self._store._writable()
         return super().create(name, partitions, settings, exist_ok=exist_ok, **named)
 
@@ -304,7 +305,7 @@ def _parts_of(record: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _ranges(offsets: list[int]) -> tuple[range, ...]:
-    """Return offsets as ranges."""
+    """Combine offsets into ranges."""
     found: list[range] = []
     for offset in offsets:
         if found and found[-1].stop == offset:

@@ -1,4 +1,4 @@
-"""Write records of a topic to a file: what `klamm export` and the console write. The formats: cli/import_export.py."""
+"""Write records of a topic to a file, for `klamm export` and the console. cli/import_export.py has the formats."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def export_rows(
     show: Callable[[Record], Record] | None = None,
     on_progress: Progress,
 ) -> int:
-    """Write records as "jsonl" or "csv", those that `keep` returns True for, and return how many were read.
+    """Write the records for which `keep` is true as "jsonl" or "csv". Return how many were read.
 
-    `show` makes of each record the one that `keep` sees and that is written. InvalidRecord if CSV cannot express what a
-    record holds.
+    `show` maps each record to the one that `keep` gets and that is written. Raise InvalidRecord if CSV cannot express a
+    record.
     """
     write = csv_writer(file, FIELDS) if form == "csv" else None
     total, done = sum(map(len, ranges.values())), 0
@@ -86,7 +86,7 @@ def export_some_parquet(
     keep: Callable[[Record], bool] | None,
     show: Callable[[Record], Record] | None,
 ) -> int:
-    """Like `export_parquet`, but with those of `keep` and `show` of `export_rows`, and without the timestamps' type."""
+    """Like `export_parquet`, with `keep` and `show` of `export_rows`, and without the column timestampType."""
     from klamm.arrow.schema import COLUMNS, schema_of
 
     pa = import_pyarrow()
@@ -125,7 +125,7 @@ def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:
 
 
 def csv_writer(file: IO[bytes], names: Iterable[str]) -> Callable[[list[Any]], object]:
-    """Write the names; return a function that writes a row."""
+    """Write the header line and return a function that writes a row."""
     import csv
 
     class Lines:
@@ -138,7 +138,7 @@ def csv_writer(file: IO[bytes], names: Iterable[str]) -> Callable[[list[Any]], o
 
 
 def import_pyarrow() -> Any:
-    """Return pyarrow; NotInstalled says how to get it."""
+    """Return pyarrow, or raise NotInstalled, which says how to install it."""
     try:
         import pyarrow.parquet
     except ImportError:

@@ -1,4 +1,4 @@
-"""`klamm.open` and `klamm.check`: what begins with a path."""
+"""`klamm.open` and `klamm.check`: the functions that take a path."""
 
 from __future__ import annotations
 
@@ -86,16 +86,15 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
     key_serde: Serde | None = None,
     **unknown: Never,
 ) -> Store[Any, Any]:
-    """Open the store in a directory; make one there if there is none. kafka://host:port opens a server or cluster.
+    """Open the store in a directory, creating it if needed. kafka://host:port opens a server or cluster.
 
-    `read_only` changes nothing and takes no lock of ours. (SQLite may leave an empty klamm.db-wal and -shm.)
-    `force_filesystem` opens one on a file system that we do not trust, as those of networks: one process at a time, and
-    at your own risk. `maintain_every` lets a thread call `maintain()` that often, until the store is closed: that
-    compacts topics. `busy_timeout`: how long a call waits for a lock before it raises StoreBusy; 0: not at all,
-    math.inf: without limit, None: 30 s, or what another open of the store in this process has said. Both are seconds,
-    or a timedelta. `serde` and
-    `key_serde` are for every call of this store that has none of its own: "json", "str", "bytes" (the default), or a
-    pair of callables (to bytes, from bytes).
+    `read_only` changes nothing and takes no lock of Klamm's. (SQLite may leave an empty klamm.db-wal and -shm.)
+    `force_filesystem` opens a store on a file system that is not trusted, a network one for example: with one
+    process at a time, and at your own risk. `maintain_every` lets a thread call `maintain()` that often, until the
+    store is closed: that compacts topics. `busy_timeout`: how long a call waits for a lock before it raises StoreBusy;
+    0: not at all, math.inf: without limit, None: 30 s, or the value of another open of the store in this process. Both
+    are seconds, or a timedelta. `serde` and `key_serde` are for every call of this store that has none of its own:
+    "json", "str", "bytes" (the default), or a pair of callables (to bytes, from bytes).
     """
     check_options("open()", unknown, open.__kwdefaults__ or ())
     if isinstance(path, str) and path.startswith(_ADDRESS):
@@ -120,9 +119,9 @@ def open(  # noqa: A001  # klamm.open is what a store is opened with, as a file 
 def check(
     path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], object] | None = None
 ) -> Report:
-    """Verify the store at `path`; with `repair`, repair what can be without losing a record.
+    """Verify the store at `path`; with `repair`, repair everything that can be without losing a record.
 
-    `progress` is called with the bytes of log that were looked at, and those in all.
+    `progress` is called with the bytes checked, and the bytes in all.
     """
     from klamm.store.check import check as check_store
 

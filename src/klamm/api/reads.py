@@ -1,8 +1,8 @@
 """The reading half of a store: consumers, `tail`, tables, scans, SQL. The other half is appends.py.
 
-Overloads say what the serde of the store, or of a call, makes of keys and values. A call with a `serde` of its own
-leaves the keys to the store's `key_serde`, if it has one: checkers cannot know that, so keys are typed by the call's
-serde where the store has keys of bytes or text, and not at all elsewhere.
+Overloads give the types of keys and values for the serde of the store, or of a call. A call with its own `serde` uses
+the store's `key_serde`, if there is one. Type checkers cannot see that: so keys have the type of the call's serde if
+the store's keys are bytes or text, and Any otherwise.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ class Reads(StoreState, Generic[K, V]):
         """Return a consumer, which reads topics from a given position, or with `group` shares them, from the group's
         offsets.
 
-        `wait` is how long it waits for more: forever, unless told; 0 reads what is there, then ends. `form` is
-        "records", "tuples" of (key, value), or "values". `auto_offset_reset` is for offsets that the group does not
-        have, or the log does not have any more: go on at the "earliest" or "latest", or raise an "error"; by default a
-        new group starts at the earliest, and a missing offset raises. The other options: docs/reference/api.md.
+        `wait` is how long it waits for more, by default forever; 0 reads the existing records, then ends. `form` is
+        "records", "tuples" of (key, value), or "values". `auto_offset_reset` is for a group without a committed offset,
+        and for offsets that are deleted: go on at the "earliest" or "latest", or raise an "error". By default a new
+        group starts at the earliest, and a deleted offset raises. The other options: docs/reference/api.md.
         """
         checked = self._checked(Reads.consumer, options)
         core = self._acquired()
@@ -311,8 +311,8 @@ class Reads(StoreState, Generic[K, V]):
     ) -> Iterator[Record[Any, Any]]:
         """Return the last `n` records of all partitions, by time; with `follow` it then waits for more.
 
-        With `start`, only those from there on, and without `n` all of them, partitions taking turns. Without either,
-        the last ten.
+        With `start`, only records from there on; without `n`, all of these, partitions taking turns. Without
+        either, the last ten.
         """
         from klamm.client.consume.tail import tail
 
@@ -375,8 +375,8 @@ class Reads(StoreState, Generic[K, V]):
     ) -> Table[Any, Any]:
         """Return the topic as a mapping: the latest value of each key, kept in RocksDB. To write is to append.
 
-        A read waits until the table has what was committed before, be it the whole topic the first time. StoreBusy if
-        the table gets no further for `wait`; None waits forever, 0 takes what is there.
+        A read waits until the table has everything that was committed before; the first time that is the whole topic.
+        Raise StoreBusy if the table makes no progress for `wait`; None waits forever, 0 does not wait.
         """
         from klamm.client.table.table import open_table
 
@@ -388,8 +388,9 @@ class Reads(StoreState, Generic[K, V]):
         return table
 
     def lineage(self, record: Record[Any, Any]) -> Lineage | None:
-        """Return the committed transaction that a record came with: what it has read and written. None if that is not
-        known: the record came without one, or `lineage.retention.ms` was not set then, or is over.
+        """Return the committed transaction that wrote a record, with its inputs and outputs.
+
+        None if there was none, if `lineage.retention.ms` was not set then, or if it has passed.
         """
         return self._acquired().transactions.lineage.find(record)
 

@@ -1,9 +1,8 @@
-"""The store that `klamm.open` returns, with everything that can be done to it.
+"""The store that `klamm.open` returns.
 
-A Store is cheap: it holds a share of what all openers of the directory in this process have in common. Any thread may
-use it. It lives for as long as a producer, consumer or table of it: what was sent is delivered, whatever is dropped
-first. After a fork the child's copy opens the directory again when it is first used; pickled, it is its path, and opens
-it again wherever it is unpickled.
+A Store is cheap: all opens of a directory in one process share their state. It is thread-safe. It lives as long as any
+producer, consumer or table of it, so sent records are delivered whichever is dropped first. After a fork, the child's
+copy opens the directory again at its first use. Pickled, it is its path: it is opened again where it is unpickled.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class Store(Appends[K, V], Reads[K, V]):
 
     @property
     def store_id(self) -> str:
-        """A name for the store that no other has, except its copies."""
+        """A unique id of the store; copies have the same."""
         return self._acquired().catalog.store_id
 
     @property
@@ -165,7 +164,7 @@ class Store(Appends[K, V], Reads[K, V]):
         return Transactions(self)
 
     def __getitem__(self, name: str) -> Topic[K, V]:
-        """Return a handle on a topic; UnknownTopic if there is none of that name."""
+        """Return a handle on a topic. Raise UnknownTopic if it does not exist."""
         self._acquired().catalog.topic(name)
         return Topic(self, name)
 
@@ -179,7 +178,7 @@ class Store(Appends[K, V], Reads[K, V]):
         return len(self.topics)
 
     def __bool__(self) -> bool:
-        """Return True, also without topics: `if store` asks whether there is a store."""
+        """Return True, also without topics: `if store` tests for None."""
         return True
 
     def settings(self) -> dict[str, str]:
@@ -189,7 +188,7 @@ class Store(Appends[K, V], Reads[K, V]):
     def alter(
         self, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> dict[str, str]:
-        """Change some of them, put those named in `reset` back to their defaults, leave the rest; return them all."""
+        """Change some of the store's settings, reset those named in `reset`, and return all."""
         resets = [reset] if isinstance(reset, str) else reset
         return self._acquired().catalog.alter(named_settings(settings, named), resets).all()
 
@@ -231,7 +230,7 @@ class Store(Appends[K, V], Reads[K, V]):
         return pipe
 
     def dead_letters(self, topic: str, *, limit: int | None = None) -> Iterator[DeadLetter]:
-        """Iterate over what lies in a dead-letter topic now and was not redriven, with the reasons."""
+        """Iterate over the letters in a dead-letter topic now that were not redriven, with their errors."""
         from klamm.client.work.dead_letters import dead_letters
 
         return self._held_by(dead_letters(self._acquired(), topic, limit))
@@ -248,7 +247,7 @@ class Store(Appends[K, V], Reads[K, V]):
         dry_run: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Put dead letters back to where they came from, or to the topic `to`, each once: how many."""
+        """Send dead letters back to their topics, or to the topic `to`, each once. Return how many."""
         from klamm.client.work.dead_letters import redrive
 
         return redrive(
@@ -264,7 +263,7 @@ class Store(Appends[K, V], Reads[K, V]):
         )
 
     def purge_dead_letters(self, topic: str) -> int:
-        """Remove the redriven letters in front of the first that was not, by partition, and return how many."""
+        """Delete the redriven letters before the first one that is not, in each partition. Return how many."""
         from klamm.client.work.dead_letters import purge
 
         return purge(self._writable(), topic)
@@ -272,7 +271,9 @@ class Store(Appends[K, V], Reads[K, V]):
     # ---- keeping house
 
     def maintain(self) -> None:
-        """Sync and note how far, remove what retention says, compact what is worth it, sweep."""
+        """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep
+        leftovers.
+        """
         self._maintain(lambda: False)
 
     def _maintain(self, is_over: Callable[[], bool]) -> None:
@@ -287,11 +288,11 @@ class Store(Appends[K, V], Reads[K, V]):
         memory_bytes: int = 128 << 20,
         progress: Callable[[str, int, int, int], object] | None = None,
     ) -> CompactionReport:
-        """Compact all topics whose cleanup.policy says so, where `min.cleanable.dirty.ratio` is reached.
+        """Compact all topics with cleanup.policy=compact that have reached `min.cleanable.dirty.ratio`.
 
         `force` closes the active segments first and compacts whatever there is. `memory_bytes` is for the table of
-        keys, 24 bytes each. `progress` is called with topic, partition, bytes done, and bytes in all; what it raises
-        ends the compaction, and nothing is lost. One topic: `store["orders"].compact()`.
+        keys, 24 bytes each. `progress` is called with topic, partition, bytes done, and bytes in all; an exception of
+        it ends the compaction, and nothing is lost. One topic: `store["orders"].compact()`.
         """
         return self._compact(None, force=force, memory_bytes=memory_bytes, progress=progress)
 
@@ -310,13 +311,13 @@ class Store(Appends[K, V], Reads[K, V]):
     def backup(
         self, destination: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
     ) -> Copied:
-        """Copy the store, as it is at one moment, into a new directory. Others may go on using it."""
+        """Copy the store, as of one moment, into a new directory, while other processes use it."""
         from klamm.store.backup import backup
 
         return backup(self._acquired(), os.fspath(destination), progress=progress)
 
     def check(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Report:
-        """Verify every promise and report which is broken, and where; the same as `klamm.check`."""
+        """Verify every promise and report which is broken, and where: like `klamm.check`."""
         from klamm.store.check import check
 
         return check(self._acquired(), repair=repair, progress=progress)
@@ -330,7 +331,7 @@ class Store(Appends[K, V], Reads[K, V]):
     # ---- the end
 
     def close(self) -> None:
-        """Close its producers (they flush) and consumers, and let go of the directory. A second time does nothing."""
+        """Close the store, its producers (they flush) and its consumers. A second call does nothing."""
         if self._closed:
             return
         failed = self._clients.close()

@@ -1,4 +1,4 @@
-"""The state that the halves of a Store share: the directory as this process has it open, and what was made from it."""
+"""The state that both halves of a Store share: the open directory, and the objects made from it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoreState:
         return self._acquired()
 
     def _checked(self, call: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call, all of them known, with the store's serdes where it has none of its own."""
+        """Return the checked options of a call, with the store's serdes as defaults."""
         return checked(call, options, self._serdes)
 
     def _held_by(self, items: Iterator[_Item]) -> Iterator[_Item]:

@@ -1,7 +1,7 @@
-"""A store at a glance, in plain values: what `klamm info` prints and the console shows.
+"""A summary of a store in plain values, for `klamm info` and the console.
 
-Rates count offsets whose records have a timestamp of the last minute and hour: markers of transactions are in them, and
-records that bear an older time are not.
+Rates count offsets whose records have a timestamp of the last minute or hour. Markers of transactions count; records
+with an older timestamp do not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rates_of(store: Store, topic: TopicInfo) -> dict[str, float]:
         for name, seconds in _RATES_S.items():
             first = handle.offset_at(partition.number, now_ms - seconds * 1000)
             if first is None:
-                break  # then there is nothing later, either
+                break  # then no later record has one, either
             counts[name] += max(0, partition.end - first)
     return {name: round(counts[name] / _RATES_S[name], 3) for name in RATES}
 
@@ -66,7 +66,7 @@ def processes_of(locks: Iterable[LockInfo]) -> list[Process]:
 
 
 class Removal(NamedTuple):
-    """A file with what recovery or repair took out of the store."""
+    """A file with bytes that recovery or repair removed from the store."""
 
     of: str | None
     """The partition that it was cut off; None: it was set aside whole."""
@@ -77,7 +77,7 @@ class Removal(NamedTuple):
 
 
 def removals_of(store: Store) -> list[Removal]:
-    """Return what recovery and repair have taken out of the store, and where it lies."""
+    """Return the files of what recovery and repair have removed from the store."""
     from klamm.store.salvage import set_aside
 
     removals = [

@@ -1,7 +1,7 @@
 """A handle on one topic: `store["orders"]`.
 
-A handle is a name and its store. It holds nothing open, costs nothing to make, and stays valid: every call finds the
-topic of that name as it is then, and raises UnknownTopic if there is none.
+A handle is a name and its store. It keeps nothing open, is cheap to create, and stays valid: every call looks up the
+topic of that name, and raises UnknownTopic if there is none.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Topic(TopicReads[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Appended:
-        """Append many records, in few batches, and return where they went: like `store.append_many`."""
+        """Append many records, in few batches, and return their ranges of offsets: like `store.append_many`."""
         append: Callable[..., Appended] = self._store.append_many
         return append(
             self._name,
@@ -292,7 +292,7 @@ class Topic(TopicReads[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, and return where they went: like `store.append_table`."""
+        """Append the rows of an Arrow table, and return their ranges of offsets: like `store.append_table`."""
         return self._store.append_table(
             self._name,
             table,
@@ -323,7 +323,7 @@ class Topic(TopicReads[K, V]):
     def alter(
         self, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> TopicInfo:
-        """Change some settings, put those named in `reset` back to their defaults: like `store.topics.alter`."""
+        """Change some settings, reset those named in `reset` to their defaults: like `store.topics.alter`."""
         return self._store.topics.alter(self._name, settings, reset=reset, **named)
 
     def add_partitions(self, total: int) -> TopicInfo:
@@ -351,7 +351,7 @@ class Topic(TopicReads[K, V]):
         return self._store._compact(self._name, force=force, memory_bytes=memory_bytes, progress=progress)
 
     def cuts(self) -> list[Cut]:
-        """Return the files with what recovery or repair cut off its logs: `klamm salvage` prints them."""
+        """Return the files of records that recovery or repair cut off its logs: `klamm salvage` prints them."""
         from klamm.store import salvage
 
         core = self._store._acquired()

@@ -63,7 +63,7 @@ class Topics(Generic[K, V]):
         exist_ok: bool = False,
         **named: Value,
     ) -> Topic[K, V]:
-        """Create a topic and return a handle on it. With `exist_ok`, a topic that is there already is left as it is."""
+        """Create a topic and return a handle on it. With `exist_ok`, leave an existing topic unchanged."""
         try:
             self._store._acquired().create_topic(name, partitions, named_settings(settings, named))
         except TopicExists:
@@ -81,7 +81,7 @@ class Topics(Generic[K, V]):
     def alter(
         self, name: str, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> TopicInfo:
-        """Change some settings, put those named in `reset` back to their defaults, leave the rest."""
+        """Change some settings, reset those named in `reset` to their defaults; the rest stays."""
         core = self._store._acquired()
         resets = [reset] if isinstance(reset, str) else reset
         core.catalog.alter_settings(name, named_settings(settings, named), resets)

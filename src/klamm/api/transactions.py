@@ -13,7 +13,7 @@ __all__ = ["Transactions"]
 
 
 class Transactions:
-    """The transactions that are not over, of any process, and committed ones whose end is not on disk everywhere yet.
+    """The open transactions of all processes, and decided ones with a marker that is not on disk yet.
 
     Iterating over it gives TransactionInfos. `store.transaction()` begins one.
     """
@@ -33,5 +33,5 @@ class Transactions:
         return len(self._store._acquired().transactions.infos())
 
     def abort(self, producer_id: int) -> bool:
-        """Abort what a producer id has open, in any process. Return False if it has nothing open."""
+        """Abort the open transaction of a producer id, in any process. Return False if it has none."""
         return self._store._acquired().transactions.abort(producer_id)

@@ -1,7 +1,7 @@
-"""Records <-> Arrow: `scan` reads a topic as a stream of record batches, `append_table` appends one, `database` asks
-topics in SQL.
+"""Records <-> Arrow: `scan` reads a topic as a stream of record batches, `append_table` appends one, `database` queries
+topics with SQL.
 
-pyarrow is imported when one of them is first used; without it Klamm works, and they say what to install.
+pyarrow is imported when one of them is first used. Without it, only these raise an error, which says what to install.
 """
 
 from __future__ import annotations

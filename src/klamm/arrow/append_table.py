@@ -6,12 +6,12 @@
     headers    list of (key, value) structs, or a map of string to binary
     partition  whole numbers                    null, or no such column: by key, else sticky
 
-`topic`, `offset` and `timestampType`, which a scan has as well, mean nothing here; any other column is an error, for it
-may be one of the above with a slip in its name.
+The columns `topic`, `offset` and `timestampType` of a scan are ignored. Any other column is an error: it may be one of
+the above with a misspelled name.
 
-Bytes go from Arrow's buffers into batches without becoming Python objects. Rows of a partition keep their order. When a
-row cannot be taken, the rows before it are appended, none after it is, and the error says which one it was; if it is a
-whole column that does not fit, nothing of its record batch is appended.
+Bytes go from Arrow's buffers into batches without becoming Python objects. Rows of a partition keep their order. If
+a row is invalid, the rows before it are appended, none after it is, and the error names the row. If a whole column is
+invalid, nothing of its record batch is appended.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def append_table(
     codec: int = 0,
     level: int | None = None,
 ) -> Appended:
-    """Append the rows of `table`, and return where they went.
+    """Append the rows of `table`, and return their ranges of offsets.
 
     `table` is a pyarrow table, record batch or reader, or anything with Arrow's `__arrow_c_stream__` or
     `__arrow_c_array__`: a Polars or pandas frame, a DuckDB relation, a scan. `partition` and `timestamp` are for rows
-    that say nothing themselves. `durable`: it returns when all is on disk.
+    without their own. `durable`: return when everything is on disk.
     """
     reader = _reader(table)
     _check_names(reader.schema)
@@ -124,6 +124,6 @@ class _Work:
             found.append(range(first, after))
 
     def sync(self) -> None:
-        """Wait until all that was appended is on disk."""
+        """Wait until everything that was appended is on disk."""
         for number, found in self.ranges.items():
             self._opened.partition(number).sync(found[-1].stop)

@@ -1,13 +1,13 @@
-"""DuckDB over topics: what `store.sql`, `klamm sql` and `klamm export --sql` ask.
+"""DuckDB over topics, for `store.sql`, `klamm sql` and `klamm export --sql`.
 
     orders           a topic: key, value, topic, partition, offset, timestamp, timestampType, headers
-    "my-topic"       one whose name is not a word of SQL; two whose names differ by case alone are refused
+    "my-topic"       a topic whose name needs quotes in SQL; names that differ only by case are refused
     latest.users     the latest record of each key that has a value: a compacted topic as a table
     text(value)      bytes as text, NULL where they are no UTF-8;  text(value) ->> '$.id' looks into JSON
 
-A query runs in a thread of its own. Where Ctrl-C would raise KeyboardInterrupt, it is raised when the query has ended:
-within what DuckDB calls, it would be an error of the topic's stream, or be lost. The query's thread is told to stop,
-until it does.
+A query runs in a thread of its own. Ctrl-C interrupts that thread, repeatedly until it stops; KeyboardInterrupt is
+raised when the query has ended. Raised inside code that DuckDB calls, it would become an error of the topic's stream,
+or be lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Stopped(Exception):
 
 @contextmanager
 def _ctrl_c() -> Iterator[Event]:
-    """Yield an event that Ctrl-C sets, and raises nothing, where it would raise KeyboardInterrupt in this thread."""
+    """Yield an event that Ctrl-C sets instead of raising KeyboardInterrupt, if it would do so in this thread."""
     pressed = Event()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
@@ -60,7 +60,7 @@ def _ctrl_c() -> Iterator[Event]:
 
 
 class Database:
-    """DuckDB, in which topics are tables: all that there are (`whole`), or those that a query may name."""
+    """DuckDB, in which topics are tables: all topics (`whole`), or the ones that a query may name."""
 
     def __init__(self, core: Core, *, whole: bool = False) -> None:
         try:
@@ -94,7 +94,9 @@ class Database:
         return self.ask(query, run)
 
     def ask(self, query: str, work: Callable[[Any], T], on_progress: OnProgress = lambda done, total: None) -> T:
-        """Return what `work` makes of a connection, for that query. An error of DuckDB's is raised as one of ours."""
+        """Return the result of `work`, called with a connection for that query. Raise an error of DuckDB as one of
+        Klamm's.
+        """
         import duckdb
 
         if not isinstance(query, str):
@@ -137,11 +139,11 @@ class Database:
         import duckdb
 
         self._reading.stopped = True
-        with suppress(duckdb.Error):  # it may be too busy to hear
+        with suppress(duckdb.Error):  # it may miss the first interrupt
             self._connection.interrupt()
 
     def go_on(self) -> None:
-        """Raise if Ctrl-C was pressed; `work` calls it now and then."""
+        """Raise if Ctrl-C was pressed; `work` calls it regularly."""
         self._reading.go_on()
 
     def _register(self, query: str) -> None:
@@ -162,7 +164,7 @@ class Database:
 
 
 class _Run(Generic[T]):
-    """Work for a thread, and its result. Work that is cancelled before the thread begins it is never done."""
+    """Work for a thread, and its result. Work that is cancelled before it begins is never done."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -242,7 +244,7 @@ def _create(connection: Any, name: str, topic: Any) -> None:
 
 
 def names_of(found: Any) -> list[str]:
-    """Return the columns of a result; of the same name, the second and later ones get a number."""
+    """Return the column names of a result; repeated names get a number."""
     names: list[str] = []
     for column in found.description or ():
         name, number = column[0], 1
@@ -253,7 +255,9 @@ def names_of(found: Any) -> list[str]:
 
 
 def _translated(text: str, topics: Sequence[str]) -> KlammError:
-    """Return DuckDB's error as ours, in one line: DuckDB marks the position on a second one, and knows no topics."""
+    """Return DuckDB's error as one of Klamm's, in one line: DuckDB marks the position on a second line, and speaks of
+    tables.
+    """
     if "pytz" in text:
         return NotInstalled(
             "sql: pytz is not installed, and DuckDB needs it for times", name="pytz", hint="pip install 'klamm[sql]'"

@@ -1,5 +1,5 @@
-"""Rows of Arrow record batches -> sealed batches, one after the other for each partition. Who gets them decides where
-they go: into a log (append_table.py), or into a file until the driver publishes it (spark/staged_batches.py).
+"""Rows of Arrow record batches -> sealed batches, in order for each partition. The caller puts them into a log
+(append_table.py), or into a file that the Spark driver publishes (spark/staged_batches.py).
 
 Bytes go from Arrow's buffers into batches without becoming Python objects. Rows of a partition keep their order.
 """
@@ -35,7 +35,7 @@ Emit = Callable[[int, memoryview, int], None]
 
 
 class Shape(NamedTuple):
-    """The facts of a topic that an encoder needs."""
+    """The properties of a topic that an encoder needs."""
 
     name: str
     partitions: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The columns of one record batch, as the kernel reads them: value, and if it has them key and so on."""
+    """The columns of one record batch, as the kernel reads them: value, and optionally key and the others."""
 
     rows: int
     value: BinaryColumn
@@ -103,7 +103,7 @@ def _first_null(array: Any) -> int:
 
 
 def _binary(array: Any, what: str) -> BinaryColumn:
-    """Return plain binary and strings as they lie; other kinds of them converted."""
+    """Return a column of plain binary or strings unchanged, other kinds of them converted."""
     pa = pyarrow()
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -162,7 +162,7 @@ def _headers(array: Any) -> HeadersColumn:
 
 
 class Encoder:
-    """The batches that the rows of one topic are being put into."""
+    """Encodes the rows of one topic into batches."""
 
     def __init__(
         self,
@@ -174,7 +174,9 @@ class Encoder:
         partition: int | None = None,
         sticky: int = 0,
     ) -> None:
-        """Prepare an encoder. `partition` is for rows that name none; `sticky`: where those without a key begin."""
+        """Prepare an encoder. `partition` is for rows without one; `sticky` is the first partition for rows without a
+        key.
+        """
         self._shape = shape
         self._emit = emit
         self._codec = codec
@@ -191,9 +193,9 @@ class Encoder:
         return sum(builder.size for builder in self._builders.values() if builder.count)
 
     def take(self, rows: Rows, timestamp: int = -1, bounds: tuple[int, int] | None = None) -> None:
-        """Encode all rows of one record batch, and give away the batches that are full.
+        """Encode all rows of one record batch, and pass on full batches.
 
-        `bounds` are the earliest and the latest timestamp that the topic accepts; None: that is checked later.
+        `bounds` are the earliest and the latest timestamp that the topic accepts; None: they are checked later.
         """
         large = too_large(rows.value, rows.key, rows.headers, limit=self._limit)
         end = rows.rows if large < 0 else large
@@ -251,14 +253,14 @@ class Encoder:
     def _give(self, number: int, builder: Builder) -> None:
         batch = builder.seal(self._codec, self._level)
         if self._codec and len(batch) > builder.size:
-            batch = builder.seal()  # compression made it larger, and it might not fit any more
+            batch = builder.seal()  # compression made it larger, perhaps too large
         self._emit(number, batch, builder.count)
         builder.clear()
         if number == self._sticky:
             self._sticky = (number + 1) % self._shape.partitions
 
     def give_all(self) -> None:
-        """Pass on what is in open batches."""
+        """Seal and pass on the open batches."""
         for number, builder in self._builders.items():
             if builder.count:
                 self._give(number, builder)

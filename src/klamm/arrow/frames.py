@@ -1,4 +1,4 @@
-"""Arrow tables as frames of pandas and Polars. Both packages are imported when they are asked for."""
+"""Arrow tables as frames of pandas and Polars. Both packages are imported at their first use."""
 
 from __future__ import annotations
 

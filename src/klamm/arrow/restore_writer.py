@@ -1,8 +1,8 @@
-"""Rows that have offsets -> a log, in which each gets its own: for what is brought back from elsewhere.
+"""Rows with offsets -> a log in which each record gets its offset: to restore records from elsewhere.
 
-The log's batches follow on; offsets that no row has are gaps within them, as compaction leaves them, or batches without
-records. A batch goes where it belongs or nowhere: if the log goes on at another offset, because another writer has
-appended meanwhile, that is an error. So a log that was being filled says itself how far it has come.
+Batches have contiguous offsets: offsets without a row are gaps within a batch, as compaction leaves them, or batches
+without records. A batch is appended only at its own offset: if the log ends at another one, because another writer has
+appended, that is an error. So the end of the log always shows how far the restore has come.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RestoreWriter:
         """That were appended."""
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take rows (key, value, headers, timestamp, offset), ordered by offset. Skip those that the log has."""
+        """Take rows (key, value, headers, timestamp, offset), ordered by offset. Skip rows that the log has already."""
         import pyarrow.compute as pc
 
         pa = pyarrow()
@@ -75,7 +75,7 @@ class RestoreWriter:
             ) from None
 
     def give(self) -> None:
-        """Append what is in the open batch."""
+        """Append the open batch."""
         builder = self._builder
         if builder.count:
             self._log.append_at(self.next_offset, builder.seal())

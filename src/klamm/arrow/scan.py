@@ -79,7 +79,7 @@ class Scan(StoreHandle, by="store.scan(…)", of=FunctionType):
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._topic = open_topic().name
-        self._opened()  # a partition that is not there is told now, not when the stream is read
+        self._opened()  # raise now for a missing partition, not when the stream is read
 
     def __repr__(self) -> str:
         return f"<Scan {self._topic}: {', '.join(self._columns)}>"
@@ -146,7 +146,7 @@ def _numbers(partitions: int | Iterable[int]) -> list[int]:
 
 
 def _fill(columns: Columns, partition: Partition, offsets: range, committed: bool) -> Iterator[None]:
-    """Fill `columns`, again and again; each time the caller empties it before going on."""
+    """Fill `columns` repeatedly; the caller empties it each time before it continues."""
     position = offsets.start
     for data, after in _pieces(partition, offsets, committed):
         while data and position < after:
@@ -154,7 +154,7 @@ def _fill(columns: Columns, partition: Partition, offsets: range, committed: boo
                 columns.add(data, position, offsets.stop)
             except CorruptBatch as error:
                 raise _placed(error, partition) from None
-            position = after  # what is missing at the end was aborted, or cleaned away
+            position = after  # records missing at the end are aborted or compacted
             if columns.full:
                 position = columns.next_offset
                 yield
@@ -163,7 +163,7 @@ def _fill(columns: Columns, partition: Partition, offsets: range, committed: boo
 
 
 def _pieces(partition: Partition, offsets: range, committed: bool) -> Iterator[tuple[memoryview, int]]:
-    """Yield pieces of the log and where each ends. From the second on, the next is read while this one is worked on."""
+    """Yield pieces of the log and where each ends. From the second on, the next one is read ahead."""
     process = os.getpid()
 
     def read() -> tuple[memoryview, int]:
@@ -199,7 +199,7 @@ def _placed(error: CorruptBatch, partition: Partition) -> CorruptBatch:
 
 
 class _Assembly:
-    """Makes record batches of the kernel's buffers, without a copy."""
+    """Builds record batches from the kernel's buffers, without a copy."""
 
     def __init__(self, topic: str, columns: tuple[str, ...], rows: int, schema: pa.Schema) -> None:
         self._columns = columns
@@ -241,7 +241,7 @@ class _Assembly:
         return self._pa.Array.from_buffers(kind, rows, held, nulls)
 
     def _repeated(self, name: str, value: str | int, rows: int) -> Any:
-        """Return one array for all batches of the same value; each gets a slice."""
+        """Return an array of one repeated value, shared by all batches: each gets a slice."""
         known = self._constant.get(name)
         if known is None or known[0] != value or len(known[1]) < rows:
             scalar = self._pa.scalar(value, self._schema.field(name).type)

@@ -1,4 +1,4 @@
-"""The rows of a query, in memory: what `store.sql` returns."""
+"""The rows of a query, in memory, as `store.sql` returns them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 20  # rows, in a notebook
 
 
 class SqlResult:
-    """Rows, each a dict by the names of the columns, in the order of the query. Whatever reads Arrow reads it, too."""
+    """The rows of a query, each a dict by column name, in the order of the query. Also an Arrow stream."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
