@@ -7,7 +7,7 @@
             async for record in consumer:
                 print(record)
 
-Everything is as in `klamm`; what may block runs in threads of its own: threads.py.
+Everything else is as in `klamm`. Calls that may block run in the store's own threads: threads.py.
 """
 
 from __future__ import annotations

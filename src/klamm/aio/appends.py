@@ -1,6 +1,6 @@
 """The writing half of a Store of klamm.aio. The other half is reads.py.
 
-Overloads say what the serde of the store, or of a call, makes of keys and values: as in klamm/api/appends.py.
+Overloads give the types of keys and values for the serde of the store, or of a call: as in klamm/api/appends.py.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Appends(Generic[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Appended:
-        """Append many records, in few batches, and return where they are. `records` is iterated in a thread."""
+        """Append many records, in few batches, and return their ranges of offsets. A thread iterates over `records`."""
         append: Callable[..., Appended] = self._sync.append_many
         return await self._writes.run(
             append,
@@ -281,7 +281,7 @@ class Appends(Generic[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, or of any Arrow stream, and return where they went."""
+        """Append the rows of an Arrow table, or of any Arrow stream, and return their ranges of offsets."""
         return await self._writes.run(
             self._sync.append_table,
             topic,

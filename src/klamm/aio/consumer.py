@@ -1,7 +1,7 @@
-"""A consumer for asyncio. It has a thread of its own, so that any number of them can wait at the same time.
+"""A consumer for asyncio. Each has a thread of its own, so that any number of consumers can wait at the same time.
 
-Cancelling a task is safe (ACN1): records that the thread finds afterwards are not handed out, so the next task that
-asks gets them, and nothing commits them; a commit that has begun comes to its end before the next record is read.
+ACN1  Cancelling a task is safe. Records that the thread reads afterwards are neither returned nor committed: the next
+      task that calls gets them. A commit that has begun ends before the next record is read.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 _R = TypeVar("_R")
-_AT_ONCE = 500  # records that a loop takes; then the group is looked after
+_AT_ONCE = 500  # records that a loop takes before it does the work of the group
 
 
 class Consumer(Generic[T]):
     """Reads topics; made by `store.consumer()` of klamm.aio. One task reads; others may commit, `stop` and `close`."""
 
     def __init__(self, consumer: sync.Consumer[T], reads: Threads, writes: Threads) -> None:
-        """Prepare a consumer. `reads`, `writes`: threads of the store, for what does not wait for records."""
+        """Prepare a consumer. `reads`, `writes`: threads of the store, for calls that do not wait for records."""
         self._sync = consumer
         self._session = session_of(consumer)
         self._reads = reads
@@ -61,7 +61,7 @@ class Consumer(Generic[T]):
         return await self._until_given_up(lambda is_over: self._session.next_records(max_records, wait_s, is_over))
 
     async def _until_given_up(self, call: Callable[[Callable[[], bool]], _R]) -> _R:
-        """Call it in the thread, with a function that tells whether the task was cancelled: it is to return then."""
+        """Call a function in the thread. Its argument returns whether the task was cancelled: then it should return."""
         is_given_up = False
 
         def is_over() -> bool:
@@ -115,11 +115,11 @@ class Consumer(Generic[T]):
         return self._sync.assignment()
 
     def position(self, topic: str, partition: int) -> Position:
-        """Return the next offset that is handed out."""
+        """Return the offset of the next record that is returned."""
         return self._sync.position(topic, partition)
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """Return all of them; `start=` takes such a mapping."""
+        """Return the positions of all partitions; `start=` takes such a mapping."""
         return self._sync.positions()
 
     async def seek(self, topic: str, partition: int, offset: int | Position, leader_epoch: int | None = None) -> None:
@@ -128,31 +128,31 @@ class Consumer(Generic[T]):
         await self._reading.run(self._sync.seek, topic, partition, offset, leader_epoch)
 
     async def seek_to(self, start: WhereLike) -> None:
-        """Continue at what `start` means for a new consumer."""
+        """Continue where a new consumer with this `start` would begin."""
         self._current = iter(())
         await self._reading.run(self._sync.seek_to, start)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Read nothing more from there until `resume`."""
+        """Stop reading these partitions until `resume`."""
         self._current = iter(())
         self._sync.pause(topic, partition)
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Continue where it was paused."""
+        """Continue to read paused partitions."""
         self._current = iter(())
         self._sync.resume(topic, partition)
 
     # ---- committing
 
     async def commit(self, what: What = None, *, metadata: str = "") -> None:
-        """Remember how far the group has come: everything handed out so far, or what is given.
+        """Commit the group's offsets: of everything returned so far, or of the argument.
 
-        Cancelled, it is committed or not; nothing is that is handed out later.
+        If cancelled, it may be committed or not, but no record that is returned later.
         """
         await self._committing.run(self._sync.commit, what, metadata=metadata)
 
     async def committed(self, topic: str, partition: int) -> Committed | None:
-        """Return what the group has committed there; None if nothing."""
+        """Return the group's committed offset; None if it has none."""
         return await self._reads.run(self._sync.committed, topic, partition)
 
     def transaction(
@@ -215,7 +215,7 @@ class Consumer(Generic[T]):
         on_progress: Callable[[RunReport], object] | None = None,
         **unknown: Never,
     ) -> RunReport:
-        """Handle the records with workers, in order within a key, and commit what is done.
+        """Handle the records with workers, in order within a key, and commit finished ones.
 
         An `async def` handler runs in this event loop, any other in threads. Cancelled, it ends as `klamm`'s does by
         Ctrl-C: handlers that run have `grace` to end, what is done is committed, then CancelledError is raised.
@@ -267,7 +267,7 @@ class Consumer(Generic[T]):
     # ---- the end
 
     async def close(self) -> None:
-        """End, and close what is open. A member leaves its group. Cancelled, it does so all the same."""
+        """Close the consumer; a member leaves its group. Cancelling the call does not stop that."""
         self._thread.close()
         await run_alone(self._sync.close)
 

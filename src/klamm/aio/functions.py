@@ -1,4 +1,4 @@
-"""`klamm.aio.open` and `klamm.aio.check`: what begins with a path."""
+"""`klamm.aio.open` and `klamm.aio.check`: the functions that take a path."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def open(  # noqa: A001  # as klamm.open
 ) -> Opener[Store[Any, Any]]:
     """Open the store in a directory: `store = await open(…)`, or `async with open(…) as store`.
 
-    At most `threads` calls that write, and as many that only read, are under way at a time; more wait for their turn.
+    At most `threads` calls that write, and as many that only read, run at a time; others wait for their turn.
     The other options are those of `klamm.open`.
     """
     check_options("open()", unknown, open.__kwdefaults__ or ())

@@ -40,7 +40,7 @@ class Groups:
         by: int | None = None,
         like: str | None = None,
     ) -> list[OffsetMove]:
-        """Return where the group is, and where it would be; nothing is moved yet."""
+        """Return the group's offsets, and those after the reset; change nothing yet."""
         return await self._reads.run(self._sync.plan_reset, group, topics, to=to, by=by, like=like)
 
     async def reset(

@@ -1,4 +1,4 @@
-"""Open an object in a thread: to be awaited, or entered with `async with`."""
+"""An opener: opens an object in a thread when it is awaited, or entered by `async with`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=AsyncContext)
 
 
 class Opener(Generic[T]):
-    """`x = await opener`, or `async with opener as x`, which ends it, too. Nothing happens before."""
+    """Opens an object by `x = await opener`, or by `async with opener as x`, which also closes it."""
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
         self._start = start

@@ -1,6 +1,6 @@
-"""An iterator that blocks, as an asynchronous one: a thread takes some items at a time.
+"""An asynchronous iterator over a blocking one: a thread takes some items at a time.
 
-A task that is cancelled while it waits loses nothing: the next one that asks gets the items.
+A task that is cancelled while it waits loses nothing: the next task gets the items.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pieces(AsyncIterator[T], Generic[T]):
         self._size = size
         self._iterator: Iterator[T] | None = None
         self._items: deque[T] = deque()
-        self._error: BaseException | None = None  # to be raised when the items before it are given
+        self._error: BaseException | None = None  # raised after the items before it
         self._coming: Future[bool] | None = None
         self._is_over = False
 
@@ -64,7 +64,7 @@ class Pieces(AsyncIterator[T], Generic[T]):
         return count == self._size
 
     async def aclose(self) -> None:
-        """End: what the iterator holds open is closed."""
+        """End the iteration, and close what the iterator has open."""
         self._is_over = True
         if self._coming is not None:
             await asyncio.wait([asyncio.wrap_future(self._coming)])

@@ -1,4 +1,4 @@
-"""A pipe for asyncio: a function between topics, exactly once. It and the function run in a thread of its own."""
+"""A pipe for asyncio: a function between topics, exactly once. Both run in a thread of their own."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ class Pipe:
 
     @property
     def topic(self) -> str:
-        """What it reads."""
+        """The topic that it reads."""
         return self._sync.topic
 
     @property
     def group(self) -> str:
-        """As which group it reads."""
+        """The group that it reads as."""
         return self._sync.group
 
     async def run(self, wait: Duration | None = None) -> PipeReport:
-        """Take records until `stop`; with `wait`, until none comes for so long.
+        """Process records until `stop`; with `wait`, until none comes for this long.
 
-        Cancelled, it ends after the record that is at hand, for good, and what is done is committed; then
-        CancelledError is raised.
+        If cancelled, finish the current record, commit, end for good, and raise CancelledError.
         """
         return await await_end(self._threads.submit(lambda: self._sync.run(wait)), self._sync.stop)
 
     def stop(self) -> None:
-        """End `run` after the record that is at hand, and every later one. May be called from any task or thread."""
+        """End `run` after the current record, and later calls at once. May be called from any task or thread."""
         self._sync.stop()
 
     async def close(self) -> None:
-        """End `run`, as `stop` does, wait for it, and leave the group. Cancelled, it does so all the same."""
+        """End `run`, as `stop` does, wait for it, and leave the group. Cancelling the call does not stop that."""
         self._threads.close()
         await run_alone(self._sync.close)
 

@@ -1,7 +1,7 @@
 """A producer for asyncio.
 
-`send` takes a record in the event loop, as quickly as the other producer does. While the buffer is full it waits in the
-producer's thread for space, and only then takes the record: a task that is cancelled meanwhile has sent nothing.
+`send` takes a record in the event loop, as fast as `klamm.Producer`. While the buffer is full, it waits for space in
+the producer's thread and then takes the record: a task that is cancelled while it waits has sent nothing.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Producer(Generic[K, V]):
         """Take one record into a batch. Waits, without blocking the loop, while the buffer is full."""
         producer = self._sync
         while producer._is_full and await self._threads.run(producer._await_space):
-            pass  # others may have been quicker
+            pass  # other tasks may have been faster
         return producer.send(topic, value, key=key, partition=partition, headers=headers, timestamp=timestamp)
 
     async def result(self, delivery: Delivery) -> int | None:
-        """Return the record's offset, once it is delivered; raise what went wrong with it."""
+        """Return the record's offset once it is delivered, or raise its error."""
         if not delivery.done:
             loop = asyncio.get_running_loop()
             done: asyncio.Future[None] = loop.create_future()
@@ -86,7 +86,7 @@ class Producer(Generic[K, V]):
         await self._threads.run(self._sync.flush, timeout)
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Flush, and end. Cancelled, it flushes and ends all the same."""
+        """Flush and close. Cancelling the call does not stop that."""
         self._threads.close()
         await run_alone(self._sync.close, timeout)
 

@@ -1,6 +1,6 @@
 """The reading half of a Store of klamm.aio. The other half is appends.py.
 
-Overloads say what the serde of the store, or of a call, makes of keys and values: as in klamm/api/reads.py.
+Overloads give the types of keys and values for the serde of the store, or of a call: as in klamm/api/reads.py.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class Reads(Generic[K, V]):
         key_serde: Serde | None = None,
         **unknown: Never,
     ) -> AsyncIterator[Record[Any, Any]]:
-        """Iterate over the last `n` records of all partitions, by time; with `follow`, then over those that come."""
+        """Iterate over the last `n` records of all partitions, by time; with `follow`, then over new ones."""
         check_options("tail()", unknown, Reads.tail.__kwdefaults__ or ())
         serdes = Serdes(serde, key_serde).over(self._sync._serdes)
         core = self._sync._acquired()

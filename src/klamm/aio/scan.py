@@ -30,7 +30,7 @@ class Scan:
         self._mutex = threading.Lock()
 
     def _scan(self) -> SyncScan:
-        """Return the scan underneath, in a thread; it is made once, for its options may be iterators."""
+        """Return the underlying scan, in a thread. It is created once, because its options may be iterators."""
         with self._mutex:
             if self._made is None:
                 self._made = self._make()
@@ -40,7 +40,7 @@ class Scan:
         return self.batches()
 
     def batches(self) -> Pieces[pa.RecordBatch]:
-        """Return a fresh stream of record batches; none is empty. `async with` closes one that is not read up."""
+        """Return a new stream of record batches; none is empty. `async with` closes one that is not read to its end."""
 
         def begin() -> Iterator[pa.RecordBatch]:
             return self._scan().batches()

@@ -1,7 +1,7 @@
 """The store that `klamm.aio.open` returns: its calls are awaited.
 
-Each call runs in one of the store's threads: those of `reads` if it only reads, of `writes` if it may wait for the lock
-of a partition or of the store, or for the disk. What it makes has threads of its own: threads.py.
+Each call runs in one of the store's threads: of `reads` if it only reads, of `writes` if it may wait for the lock of a
+partition or of the store, or for the disk. Consumers, producers, tables and pipes have their own threads: threads.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Store(Appends[K, V], Reads[K, V]):
 
     @property
     def sync(self) -> api.Store[K, V]:
-        """The store itself, for what is quick or runs in threads of its own."""
+        """The underlying klamm.Store."""
         return self._sync
 
     @property
@@ -72,7 +72,7 @@ class Store(Appends[K, V], Reads[K, V]):
 
     @property
     def store_id(self) -> str:
-        """A name for the store that no other has, except its copies."""
+        """A unique id of the store; copies have the same."""
         return self._sync.store_id
 
     @property
@@ -110,7 +110,7 @@ class Store(Appends[K, V], Reads[K, V]):
     async def alter(
         self, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> dict[str, str]:
-        """Change some of them, put those named in `reset` back to their defaults, leave the rest; return them all."""
+        """Change some of the store's settings, reset those named in `reset`, and return all."""
         return await self._writes.run(self._sync.alter, settings, reset=reset, **named)
 
     # ---- appending: appends.py, reading: reads.py
@@ -156,7 +156,7 @@ class Store(Appends[K, V], Reads[K, V]):
         return Opener(start)
 
     def dead_letters(self, topic: str, *, limit: int | None = None) -> Pieces[DeadLetter]:
-        """Iterate over what lies in a dead-letter topic now and was not redriven, with the reasons."""
+        """Iterate over the letters in a dead-letter topic now that were not redriven, with their errors."""
         return Pieces(self._reads, lambda: self._sync.dead_letters(topic, limit=limit), _LETTERS)
 
     async def redrive(
@@ -171,9 +171,9 @@ class Store(Appends[K, V], Reads[K, V]):
         dry_run: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Put dead letters back to where they came from, or to the topic `to`, each once: how many.
+        """Send dead letters back to their topics, or to the topic `to`, each once. Return how many.
 
-        `where`, `edit` and `progress` are called in a thread. Cancelled, letters go back all the same, each once.
+        `where`, `edit` and `progress` are called in a thread. Cancelling the call does not stop the redrive.
         """
         return await self._writes.run(
             self._sync.redrive,
@@ -188,7 +188,7 @@ class Store(Appends[K, V], Reads[K, V]):
         )
 
     async def purge_dead_letters(self, topic: str) -> int:
-        """Remove the redriven letters in front of the first that was not, by partition, and return how many."""
+        """Delete the redriven letters before the first one that is not, in each partition. Return how many."""
         return await self._writes.run(self._sync.purge_dead_letters, topic)
 
     async def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
@@ -198,7 +198,9 @@ class Store(Appends[K, V], Reads[K, V]):
     # ---- keeping house; `progress` is called in a thread
 
     async def maintain(self) -> None:
-        """Sync and record how far, remove what retention says, compact what is worth it, sweep."""
+        """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep
+        leftovers.
+        """
         await self._writes.run(self._sync.maintain)
 
     async def compact(
@@ -208,13 +210,13 @@ class Store(Appends[K, V], Reads[K, V]):
         memory_bytes: int = 128 << 20,
         progress: Callable[[str, int, int, int], object] | None = None,
     ) -> CompactionReport:
-        """Compact all topics whose cleanup.policy says so, where `min.cleanable.dirty.ratio` is reached."""
+        """Compact all topics with cleanup.policy=compact that have reached `min.cleanable.dirty.ratio`."""
         return await self._writes.run(self._sync.compact, force=force, memory_bytes=memory_bytes, progress=progress)
 
     async def backup(
         self, destination: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
     ) -> Copied:
-        """Copy the store, as it is at one moment, into a new directory. Others may go on using it."""
+        """Copy the store, as of one moment, into a new directory, while other processes use it."""
         return await self._reads.run(self._sync.backup, destination, progress=progress)
 
     async def check(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Report:
@@ -228,7 +230,7 @@ class Store(Appends[K, V], Reads[K, V]):
     # ---- the end
 
     async def close(self) -> None:
-        """Close its producers (they flush) and consumers, and let go of the directory. Cancelled, all the same."""
+        """Close the store, its producers (they flush) and its consumers. Cancelling the call does not stop that."""
         self._reads.close()
         self._writes.close()
         await run_alone(self._sync.close)

@@ -1,5 +1,5 @@
-"""A table for asyncio: the latest value of each key of a topic. It has a thread of its own: a read may wait for the
-process that updates the table.
+"""A table for asyncio: the latest value of each key of a topic. It has a thread of its own, because a read may wait for
+the process that updates the table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Table(Generic[K, V]):
 
     @property
     def maintains(self) -> bool:
-        """Whether it is this process that applies new records to the table, for itself and the others."""
+        """Whether this process is the maintainer: it applies new records to the table, for all processes."""
         return self._sync.maintains
 
     # ---- one key
@@ -54,7 +54,7 @@ class Table(Generic[K, V]):
     @overload
     async def get(self, key: K | BytesLike, default: V | T, *, wait: Duration | None = None) -> V | T: ...
     async def get(self, key: Any, default: Any = None, *, wait: Duration | None = None) -> Any:
-        """Return the value of `key`. With a `wait` of its own; 0: what the table has now, be it behind its log."""
+        """Return the value of `key`. `wait` overrides that of the table; 0: the value as of now, without a wait."""
         get: Callable[..., Any] = self._sync.get
         return await self._threads.run(get, key, default, wait=wait)
 
@@ -99,17 +99,19 @@ class Table(Generic[K, V]):
     # ---- how far it goes, and what comes
 
     async def refresh(self) -> None:
-        """Return when the table has everything that was committed before the call, as every read does by itself."""
+        """Return when the table has everything that was committed before the call. Every read does this by itself."""
         await self._threads.run(self._sync.refresh)
 
     async def offsets(self) -> dict[int, Position]:
-        """Return how far the table is built, by partition: reads that follow see at least that. For `changes`."""
+        """Return the offsets up to which the table is built, by partition, for `changes`. Later reads see at least
+        these.
+        """
         return await self._threads.run(self._sync.offsets)
 
     async def changes(self, start: WhereLike = "earliest", *, wait: Duration | None = 0) -> AsyncIterator[Record[K, V]]:
-        """Iterate over the records with a key from `start` on, as from `offsets()`: a value of None deletes its key.
+        """Iterate over the records with a key from `start` on, such as `offsets()`; a value of None deletes its key.
 
-        It ends when nothing comes for `wait`; None: it waits forever.
+        It ends when no record comes for `wait`; None: never.
         """
         made = await self._reads.make(self._sync._changes, start, wait)
         async with Consumer(made, self._reads, self._writes) as consumer:

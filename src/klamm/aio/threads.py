@@ -1,15 +1,15 @@
-"""The threads in which calls that block run, beside an event loop.
+"""Threads for blocking calls, beside an event loop.
 
-    Threads      at most so many, made when they are needed; one that has had nothing to do for 5 s ends
-    Calls        those of one object, a consumer say, in order though tasks are cancelled
-    run_alone    a thread for one call: what closes something waits for no other call
+    Threads      a bounded number, started when needed; a thread that is idle for 5 s ends
+    Calls        the calls of one object, such as a consumer, in order, even if tasks are cancelled
+    run_alone    a thread for one call: closing an object waits for no other call
 
-A store has `threads` of them for calls that write, and as many for calls that only read, so that appends which wait for
-a partition, or for the disk, hold up no read. What may wait for long by itself has one of its own: a producer, a
-consumer, a table, a pipe. asyncio's default executor is not used.
+A store has `threads` of them for calls that write, and as many for calls that only read, so that appends that wait for
+a partition or for the disk delay no read. Objects that may wait for long have a thread of their own: producers,
+consumers, tables, pipes. asyncio's default executor is not used.
 
-A task that is cancelled leaves its call alone (THR1): `run` drops a call that has not begun, and lets one that has
-begun come to its end; `finish` lets either. What a cancelled call made is closed (`make`).
+  THR1  Cancelling a task never interrupts its call: `run` drops a call that has not begun, and lets a running one
+        finish; `finish` does the call in either case. An object that a cancelled call has opened is closed (`make`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Threads:
                     future.set_result(call())
                 except BaseException as error:  # noqa: BLE001  # the future passes it to the caller
                     future.set_exception(error)
-            del given, future, call  # and with them what the caller may want to be dropped
+            del given, future, call  # and with them objects that the caller may want to drop
 
     def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._monitor:
@@ -106,11 +106,11 @@ class Threads:
             return None
 
     async def run(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what the call returns. Cancelled: it does not begin, or its result is dropped."""
+        """Make the call and return its result. If cancelled, the call does not begin, or its result is dropped."""
         return await asyncio.wrap_future(self.submit(_bound(call, *arguments, **named)))
 
     async def finish(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-        """Like `run`, but the call is made in any case. If it fails after its caller was cancelled, that is logged."""
+        """Like `run`, but make the call even if cancelled. If it then fails, the error is logged."""
         future = asyncio.wrap_future(self.submit(_bound(call, *arguments, **named)))
         try:
             return await asyncio.shield(future)
@@ -119,7 +119,7 @@ class Threads:
             raise
 
     async def make(self, call: Callable[P, C], /, *arguments: P.args, **named: P.kwargs) -> C:
-        """Like `run`, for what is to be closed: cancelled, what the call returns is closed."""
+        """Like `run`, for calls that open an object: if cancelled, the object is closed."""
         made = self.submit(_bound(call, *arguments, **named))
         try:
             return await asyncio.shield(_watched(made))
@@ -129,14 +129,14 @@ class Threads:
             raise
 
     def close(self) -> None:
-        """End the threads when they have nothing to do."""
+        """End the threads when they are idle."""
         with self._monitor:
             self._lingers = False
             self._changed.notify(self._limit)
 
 
 class Calls:
-    """The calls of one object. After one whose task was cancelled, the next begins when that has come to its end."""
+    """The calls of one object, one at a time: a call that follows a cancelled one waits until that has ended."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -154,7 +154,7 @@ class Calls:
             raise
 
     async def end(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-        """Make the call in any case, and return when it has come to its end; cancelled, raise that then."""
+        """Make the call even if cancelled, and return when it has ended; if cancelled, raise CancelledError then."""
         bound = _bound(call, *arguments, **named)
 
         def after_left() -> T:
@@ -164,19 +164,19 @@ class Calls:
         return await await_end(self._threads.submit(after_left))
 
     def leave(self, future: Future[Any]) -> None:
-        """Wait for a call that has begun, before the next one."""
+        """Wait for the call that runs, before the next one."""
         self._left.add(future)
         future.add_done_callback(self._left.discard)
         future.add_done_callback(_log_error)
 
     async def ended(self) -> None:
-        """Return when no call is left that a cancelled task has begun."""
+        """Return when no call of a cancelled task runs any more."""
         while left := self._left.copy():
             await asyncio.wait([_watched(future) for future in left])
 
 
 async def run_alone(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-    """Make the call in a thread of its own, in any case: see `Threads.finish`."""
+    """Make the call in a thread of its own, even if cancelled: see `Threads.finish`."""
     threads = Threads(1, "klamm-aio")
     try:
         return await threads.finish(call, *arguments, **named)
@@ -188,7 +188,9 @@ def _do_nothing() -> None: ...
 
 
 async def await_end(running: Future[T], ask_to_end: Callable[[], object] = _do_nothing) -> T:
-    """Return what a long call returns. Each time its task is cancelled it is asked to end; then that is raised."""
+    """Return the result of a long call. Each cancellation of its task requests it to end; then CancelledError is
+    raised.
+    """
     future = asyncio.wrap_future(running)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -219,7 +221,7 @@ def _bound(call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Ca
 
 
 def _close_made(made: Future[Any]) -> None:
-    """Close what a cancelled call made; not here, for this may be the thread of the event loop."""
+    """Close what a cancelled call has opened, in another thread: this one may run the event loop."""
     if made.exception() is None:
         DaemonThread(_close, "klamm-aio", made.result())
 
@@ -232,14 +234,14 @@ def _close(made: Closable) -> None:
 
 
 def _log_error(future: Future[Any] | asyncio.Future[Any]) -> None:
-    """Log the error of a call whose caller is gone; that something is closed, the next call finds out."""
+    """Log the error of a call whose task was cancelled. Closed is not logged: the next call raises it."""
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, Closed):
         _log.warning("a call whose task was cancelled has failed: %s", error, exc_info=error)
 
 
 def _watched(future: Future[T]) -> asyncio.Future[T]:
-    """Return it for the loop, which is not to complain if no caller is left to see its error."""
+    """Return an asyncio future whose error counts as retrieved, so that asyncio does not warn about it."""
     watched = asyncio.wrap_future(future)
     watched.add_done_callback(_see_error)
     return watched

@@ -247,7 +247,7 @@ class Topic(TopicReads[K, V]):
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Appended:
-        """Append many records, in few batches, and return where they went: like `store.append_many`."""
+        """Append many records, in few batches, and return their ranges of offsets: like `store.append_many`."""
         append: Callable[..., Awaitable[Appended]] = self._store.append_many
         return await append(
             self.name,
@@ -271,7 +271,7 @@ class Topic(TopicReads[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
     ) -> Appended:
-        """Append the rows of an Arrow table, and return where they went: like `store.append_table`."""
+        """Append the rows of an Arrow table, and return their ranges of offsets: like `store.append_table`."""
         return await self._store.append_table(
             self.name,
             table,
@@ -301,7 +301,7 @@ class Topic(TopicReads[K, V]):
     async def alter(
         self, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> TopicInfo:
-        """Change some settings, put those named in `reset` back to their defaults: like `store.topics.alter`."""
+        """Change some settings, reset those named in `reset` to their defaults: like `store.topics.alter`."""
         return await self._writes.run(self._sync.alter, settings, reset=reset, **named)
 
     async def add_partitions(self, total: int) -> TopicInfo:
@@ -327,5 +327,5 @@ class Topic(TopicReads[K, V]):
         return await self._writes.run(self._sync.compact, force=force, memory_bytes=memory_bytes, progress=progress)
 
     async def cuts(self) -> list[Cut]:
-        """Return the files with what recovery or repair cut off its logs: `klamm salvage` prints them."""
+        """Return the files of records that recovery or repair cut off its logs: `klamm salvage` prints them."""
         return await self._reads.run(self._sync.cuts)

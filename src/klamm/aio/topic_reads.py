@@ -268,7 +268,7 @@ class TopicReads(Generic[K, V]):
         key_serde: Serde | None = None,
         **unknown: Never,
     ) -> AsyncIterator[Record[Any, Any]]:
-        """Iterate over the last `n` records from `start` on; with `follow`, then over those that come."""
+        """Iterate over the last `n` records from `start` on; with `follow`, then over new ones."""
         tail: Callable[..., AsyncIterator[Record[Any, Any]]] = self._store.tail
         return tail(self._name, n, start=start, follow=follow, serde=serde, key_serde=key_serde, **unknown)
 

@@ -40,7 +40,7 @@ class Topics(Generic[K, V]):
         exist_ok: bool = False,
         **named: Value,
     ) -> Topic[K, V]:
-        """Create a topic and return a handle on it. With `exist_ok`, a topic that is there already is left as it is."""
+        """Create a topic and return a handle on it. With `exist_ok`, leave an existing topic unchanged."""
         await self._writes.run(self._sync.create, name, partitions, settings, exist_ok=exist_ok, **named)
         return self._store[name]
 
@@ -51,7 +51,7 @@ class Topics(Generic[K, V]):
     async def alter(
         self, name: str, settings: Mapping[str, Value] | None = None, *, reset: Iterable[str] = (), **named: Value
     ) -> TopicInfo:
-        """Change some settings, put those named in `reset` back to their defaults, leave the rest."""
+        """Change some settings, reset those named in `reset` to their defaults; the rest stays."""
         return await self._writes.run(self._sync.alter, name, settings, reset=reset, **named)
 
     async def add_partitions(self, name: str, total: int) -> TopicInfo:

@@ -23,7 +23,7 @@ __all__ = ["Transaction", "begin"]
 
 
 async def begin(threads: Threads, call: Callable[[], SyncTransaction[K, V]]) -> Transaction[K, V]:
-    """Begin a transaction in a thread. Cancelled: what was begun is aborted, and its consumers may begin another."""
+    """Begin a transaction in a thread. If cancelled, it is aborted, and its consumers may begin another."""
     begun = threads.submit(call)
     try:
         return Transaction(await await_end(begun), threads)
@@ -36,8 +36,8 @@ async def begin(threads: Threads, call: Callable[[], SyncTransaction[K, V]]) -> 
 class Transaction(Generic[K, V]):
     """Records and progress of groups, all or nothing; made by `store.transaction()` of klamm.aio. For one task.
 
-    Leaving its `async with` block commits, or aborts if an exception does so, cancellation included. Then it is over:
-    a task that is cancelled meanwhile waits for that, and `state` says what became of it.
+    Leaving its `async with` block commits, or aborts if an exception does so, cancellation included. A task that is
+    cancelled during that waits for the end, and `state` has the outcome.
     """
 
     def __init__(self, transaction: SyncTransaction[K, V], threads: Threads) -> None:
@@ -90,9 +90,9 @@ class Transaction(Generic[K, V]):
         headers: GivenHeaders | None = None,
         timestamp: int | datetime | None = None,
     ) -> Delivery:
-        """Take one record into a batch; a batch that is full is appended in a thread.
+        """Take one record into a batch; a full batch is appended in a thread.
 
-        Cancelled, the record may be in the transaction: it is sent again in another one.
+        If cancelled, the record may be part of the transaction: abort it, and send the record in another one.
         """
         transaction = self._sync
         await self._calls.ended()
@@ -104,7 +104,7 @@ class Transaction(Generic[K, V]):
         return delivery
 
     def commit_offsets(self, read: Batch[Any] | Consumer[Any]) -> None:
-        """Make the progress of a consumer that takes part a part of the transaction."""
+        """Make the offsets of a participating consumer part of the transaction."""
         self._sync.commit_offsets(read._sync if isinstance(read, Consumer) else read)
 
     async def once(self, writer: str, number: int, *, fingerprint: str = "", target: str = "") -> bool:

@@ -27,5 +27,5 @@ class Transactions:
             yield info
 
     async def abort(self, producer_id: int) -> bool:
-        """Abort what a producer id has open, in any process. Return False if it has nothing open."""
+        """Abort the open transaction of a producer id, in any process. Return False if it has none."""
         return await self._writes.run(self._sync.abort, producer_id)
