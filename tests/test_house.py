@@ -433,3 +433,23 @@ def test_labels_of_promises_are_unique() -> None:
             labels.setdefault(label, []).append(path.name)
     assert len(labels) > 150
     assert {label: names for label, names in labels.items() if len(names) > 1} == {}
+
+
+# What looks like a label and is none: names of algorithms, compilers and pins.
+NOT_LABELS = {"CRC32", "LZ4", "MSYS2", "O1", "O2", "O3", "SSE4", "UCRT64", "UTF8", "Z0"}
+
+
+def test_a_promise_that_is_named_is_made_somewhere() -> None:
+    """A label that was renamed leaves references behind that lead nowhere."""
+    made = set[str]()
+    for path in sources():
+        made |= set(re.findall(r"^ *\*? *([A-Z]{1,4}\d+[a-z]?)  \S", path.read_text(), re.MULTILINE))
+    pages = [path for path in DOCS.rglob("*.md") if path.name != "mutants.md"]  # that names mutants of older code
+    named = [
+        (f"{path.relative_to(ROOT)}:{number}: {label}", label)
+        for path in [*sources(), *pages]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for label in re.findall(r"(?<![\w-])[A-Z]{1,4}\d{1,2}(?![\w-])", line)
+    ]
+    assert len(named) > 400
+    assert [where for where, label in named if label not in made | NOT_LABELS] == []

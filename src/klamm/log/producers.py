@@ -105,7 +105,7 @@ def prune(directory: str, keep: int = 2) -> None:
 
 
 def seq_of(data: bytes) -> int:
-    """Return the number in the header of the table of producers; 0: it is no log's."""
+    """Return the number in the header of the table of producers; 0: it belongs to none."""
     return int(_TABLE.unpack_from(data)[3]) if len(data) >= _TABLE.size else 0
 
 
