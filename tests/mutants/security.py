@@ -17,6 +17,9 @@ EVERY_API = f"{ACLS_TESTS}::test_a_client_without_rights_is_denied_by_every_api_
 NEXT_REQUEST = f"{ACLS_TESTS}::test_a_right_that_is_given_or_taken_counts_with_the_next_request"
 LOGIN_TESTS = "tests/kafka/test_login.py"
 TLS_TESTS = "tests/kafka/test_tls.py"
+RECORDS = "src/klamm/kafka/security/tls_records.py"
+RECORDS_TESTS = "tests/kafka/test_tls_records.py"
+KEY_CHANGES = f"{RECORDS_TESTS}::test_a_client_that_changes_its_keys_again_and_again_gets_neither_loop_nor_memory"
 DECOYS = "src/klamm/kafka/security/decoys.py"
 DECOY_TESTS = "tests/kafka/test_decoys.py"
 ACCESS = "src/klamm/kafka/monitor_access.py"
@@ -139,6 +142,24 @@ MUTANTS = [
         "MON2",
         ((ACCESS, "    if authorizer is None:\n", "    if True:\n"),),
         (f"{ACCESS_TESTS}::test_with_an_authorizer_a_user_needs_describe_on_the_cluster",),
+    ),
+    Mutant(
+        "a client with a request in each record keeps the loop",
+        "TLS6",
+        ((TLS, "                if now() >= turn_ends:\n", "                if False:\n"),),
+        (f"{RECORDS_TESTS}::test_one_who_sends_a_request_a_record_does_not_keep_the_others_waiting",),
+    ),
+    Mutant(
+        "OpenSSL gets all records at once",
+        "TLS6",
+        ((RECORDS, "        for _ in range(most):\n", "        for _ in range(len(data)):\n"),),
+        (f"{RECORDS_TESTS}::test_records_are_taken_in_order_and_so_many_at_once", KEY_CHANGES),
+    ),
+    Mutant(
+        "records are read while the client reads nothing",
+        "TLS6",
+        ((TLS, "        self._is_stuck = True\n", "        self._is_stuck = False\n"),),
+        (KEY_CHANGES,),
     ),
     Mutant(
         "a resumed session outlives its certificate",

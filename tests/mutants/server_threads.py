@@ -28,7 +28,22 @@ GROUP_TESTS = "tests/store/test_group_commit.py"
 COORDINATOR_TESTS = "tests/kafka/transactions/test_transaction_coordinator_threads.py"
 TOPIC_TESTS = "tests/store/test_topic_changes.py"
 
+GROUPS_API = "src/klamm/kafka/apis/groups.py"
+LOOP_APIS_TESTS = "tests/kafka/test_loop_apis.py"
+
 MUTANTS = [
+    Mutant(
+        "a handler reads groups from SQLite on the loop",
+        "what may block is not reached from a handler that runs on the loop",
+        (
+            (
+                GROUPS_API,
+                "        stored = await broker.catalog(broker.group_store.groups.all)\n",
+                "        stored = broker.group_store.groups.all()\n",
+            ),
+        ),
+        (f"{LOOP_APIS_TESTS}::test_no_request_of_any_api_waits_on_the_loop",),
+    ),
     Mutant(
         "a sync that could not be done counts as done",
         "kafka/sync_queue.py SYQ1",

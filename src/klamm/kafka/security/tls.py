@@ -8,12 +8,15 @@ received into a buffer that all connections share. While the channel does not re
 here; a response is encrypted in pieces of one TLS record, the next when the socket has taken the last. So a connection
 holds, beside what OpenSSL has, about 100 KiB at most.
 
-The handshake runs in a thread, step by step, for signing takes about a millisecond; the loop encrypts and decrypts.
+The handshake runs in a thread, step by step, for signing takes about a millisecond; the loop encrypts and decrypts. A
+client has the loop for TURN_S at a time, however many records and requests it has sent, as one without TLS has. While
+the socket does not take what is written, nothing is read: OpenSSL answers some messages by itself.
 
 Promises
   TLS3  A connection that has not finished its handshake within connection.setup.timeout.ms is closed.
   TLS4  What comes before the handshake is done, or is not TLS, never reaches the channel.
   TLS5  A session that a client resumes lets it in no longer than its certificate is valid.
+  TLS6  A client that sends records without requests has neither the loop nor memory for it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.response_writer import ResponseWriter
 from klamm.kafka.security.principals import distinguished_name
+from klamm.kafka.security.tls_records import TlsRecords
 
 if TYPE_CHECKING:
     from klamm.kafka.channel import Channel
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from klamm.log.ranges import Range
 
 __all__ = ["TlsResponseWriter", "TlsTransport"]
+
+TURN_S = 0.001  # as in channel.py, for clients that send a request in each record
 
 _RECORD = 16 * 1024
 _BUFFER = memoryview(bytearray(2 * _RECORD))  # ciphertext, of all connections: it is copied before the loop goes on
@@ -49,8 +55,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = certificates.context(channel.endpoint.protocol)
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._records = TlsRecords()
         self._is_ready = False  # the handshake is done
         self._is_paused = False  # the channel does not read
+        self._is_stuck = False  # the socket does not take what is written
         self._is_ended = False
         self._is_delivering = False
         self._transport: asyncio.Transport
@@ -75,20 +83,29 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._is_ended:
             return
-        self._incoming.write(_BUFFER[:count])
-        if self._is_ready:
-            self._deliver()
-        else:
+        received = _BUFFER[:count]
+        if not self._is_ready:
+            self._incoming.write(self._records.take(received, count))
             self._shake_hands()
+        elif self._is_stuck:
+            self._records.keep(received)
+            self._transport.pause_reading()
+        else:
+            self._incoming.write(self._records.take(received))
+            self._deliver()
 
     def eof_received(self) -> bool:
         return self._channel.eof_received()
 
     def pause_writing(self) -> None:
+        self._is_stuck = True
         self._channel.pause_writing()
 
     def resume_writing(self) -> None:
+        self._is_stuck = False
         self._channel.resume_writing()
+        if not self._is_paused:
+            self._read_on()
 
     # ---- the handshake
 
@@ -167,21 +184,32 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- requests
 
     def _deliver(self) -> None:
-        """Pass on to the channel what has come, as long as it reads."""
+        """Pass on to the channel what has come, as long as it reads, and for TURN_S."""
         if self._is_delivering:
             return
         self._is_delivering = True
-        channel = self._channel
+        channel, now = self._channel, self._listener.now
+        turn_ends = now() + TURN_S
         try:
-            while not self._is_paused and not self._is_ended and not channel.is_closed:
+            while not (self._is_paused or self._is_stuck or self._is_ended or channel.is_closed):
                 buffer = channel.get_buffer(-1)
-                count: int = self._ssl.read(len(buffer), buffer)  # type: ignore[assignment]  # into a buffer: how many
-                if not count:
-                    self._transport.close()
+                try:
+                    count: int = self._ssl.read(len(buffer), buffer)  # type: ignore[assignment]  # how many
+                except ssl.SSLWantReadError:
+                    self._flush()
+                    if not self._records.has_more:
+                        self._transport.resume_reading()
+                        return
+                    self._incoming.write(self._records.take())
+                else:
+                    if not count:
+                        self._transport.close()
+                        return
+                    channel.buffer_updated(count)
+                if now() >= turn_ends:
+                    self._transport.pause_reading()
+                    self._deliver_soon()
                     return
-                channel.buffer_updated(count)
-        except ssl.SSLWantReadError:
-            self._flush()
         except ssl.SSLZeroReturnError:
             self._transport.close()
         except ssl.SSLError as error:
@@ -189,6 +217,21 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             channel.close(f"connection closed: TLS: {(error.reason or str(error)).lower().replace('_', ' ')}")
         finally:
             self._is_delivering = False
+
+    def _read_on(self) -> None:
+        """Pass on what is there, or receive more."""
+        if self._records.has_more or self._incoming.pending or self._ssl.pending():
+            self._deliver_soon()
+        else:
+            self._transport.resume_reading()
+
+    def _deliver_soon(self) -> None:
+        """Deliver when other connections have had their turn."""
+        self._listener.broker.loop.call_soon(self._deliver_later)
+
+    def _deliver_later(self) -> None:
+        if self._is_ready and not self._is_ended:
+            self._deliver()
 
     def _flush(self) -> None:
         if self._outgoing.pending and not self._transport.is_closing():
@@ -224,13 +267,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         self._is_paused = False
-        self._transport.resume_reading()
-        if self._incoming.pending or self._ssl.pending():
-            self._listener.broker.loop.call_soon(self._deliver_later)
-
-    def _deliver_later(self) -> None:
-        if self._is_ready and not self._is_ended:
-            self._deliver()
+        self._read_on()
 
 
 class TlsResponseWriter(ResponseWriter):
