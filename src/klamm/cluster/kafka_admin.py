@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
 from klamm.cluster.kafka_errors import TRANSIENT, name_of, translated
-from klamm.errors import GroupBusy, Unreachable
+from klamm.errors import GroupBusy, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
 from klamm.types import TopicPartition
@@ -207,9 +208,11 @@ class KafkaAdmin:
         """Wait until every partition has a leader; servers learn of a topic one after the other."""
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
-            counts = self.partition_counts()
-            if counts.get(name, 0) >= partitions and self.describe(name).has_leaders:
-                return
+            if self.partition_counts().get(name, 0) >= partitions:
+                with suppress(UnknownTopic):  # this is answered by another server
+                    about = self.describe(name)
+                    if about.partitions >= partitions and about.has_leaders:
+                        return
             time.sleep(_RETRY_S)
         raise Unreachable(f"{self.name}: topic {name!r} was made, and has no leaders after {_TIMEOUT_S:g} s")
 
