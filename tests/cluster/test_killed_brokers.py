@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import confluent_kafka.admin
 import pytest
 
 import klamm
+from klamm.errors import Unreachable
 from tests.cluster.cluster_load import ClusterLoad, check_log, check_seen, numbers_of
 from tests.cluster.conftest import SHORT_SESSIONS
 from tests.crash.cases import seed_of
@@ -192,3 +195,68 @@ def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(whole: KafkaClus
         scene.goes_on()
         scene.heal()
         scene.check()
+
+
+def test_with_two_brokers_down_an_append_is_refused_and_nothing_acknowledged_is_lost(whole: KafkaCluster) -> None:
+    name = fresh("orders")
+    address = f"kafka://{whole.address}"
+    metadata = Metadata(whole)
+    with klamm.open(address) as store:
+        topic = store.topics.create(name, 1, retention_ms=-1)
+        acked = [topic.append(b"%d" % n) for n in range(20)]
+        assert acked == list(range(20))
+    survivor = metadata.leader(name)
+    downed = [number for number in range(1, NODES + 1) if number != survivor]
+    with klamm.open(f"{address}?message.timeout.ms=4000") as store:
+        store.append(name, b"20")
+        for number in downed:
+            whole.node(number).kill()
+        with pytest.raises(Unreachable) as raised:
+            store.append(name, b"not acknowledged")
+        assert "min.insync.replicas" in f"{raised.value} {raised.value.hint}"
+        with store.producer() as producer:
+            delivery = producer.send(name, b"nor this")
+            with pytest.raises(Unreachable):
+                producer.flush(LONG_S)
+            assert isinstance(delivery.error, Unreachable)
+        whole.revive()
+        until(lambda: metadata.is_whole(name), "replicas are in sync", LONG_S)
+        assert store.append(name, b"last") > 20
+        with store.consumer(name, wait=0) as consumer:
+            values = [record.value for record in consumer]
+    assert values[:21] == [b"%d" % n for n in range(21)] and values[-1] == b"last"
+    assert set(values[21:-1]) <= {b"not acknowledged", b"nor this"} and len(set(values)) == len(values)
+
+
+@pytest.mark.soak
+def test_brokers_are_killed_for_long(whole: KafkaCluster, tmp_path: Path) -> None:
+    seed = seed_of()
+    dice = random.Random(seed)
+    until_s = time.monotonic() + SOAK_SECONDS
+    rounds = 0
+    while time.monotonic() < until_s:
+        directory = tmp_path / str(rounds)
+        directory.mkdir()
+        with ExitStack() as opened:
+            scene = Scene(whole, directory, seed + rounds, opened)
+            for _ in range(4):
+                scene.goes_on()
+                kind = dice.choice(["leader", "any", "pause", "two"])
+                print(f"round {rounds}: {kind}", flush=True)
+                if kind == "pause":  # longer than its session: it is fenced, and comes back as another
+                    node = dice.choice(whole.nodes)
+                    os.kill(node.pid, signal.SIGSTOP)
+                    time.sleep(dice.uniform(0.5, 8))
+                    os.kill(node.pid, signal.SIGCONT)
+                elif kind == "two":
+                    for number in dice.sample(range(1, NODES + 1), 2):
+                        scene.kill(number)
+                    time.sleep(dice.uniform(0, 15))
+                else:
+                    leader = scene.metadata.leader(scene.topic, dice.randrange(3))
+                    scene.kill(leader if kind == "leader" else dice.randint(1, NODES))
+                    scene.goes_on()
+                scene.heal()
+            scene.check()
+        rounds += 1
+    assert rounds

@@ -216,9 +216,6 @@ class ClusterStore(Store[K, V]):
     def alter(self, settings: Any = None, **_: Any) -> Never:
         self._cannot("alter()", "servers have settings of their own: kafka-configs.sh changes them")
 
-    def redrive(self, topic: str, to: str | None = None, **_: Any) -> Never:
-        self._cannot("redrive()", "read the letters with a group, and send them back in its transactions")
-
     def _in_child(self) -> None:
         core: Any = self._core
         if core is not None:
