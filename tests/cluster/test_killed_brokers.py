@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,16 @@ SOAK_SECONDS = float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
 LONG_S = 4 * PATIENCE  # for leaders to be elected and brokers to come back, on a busy machine
 
 
+def until_slowly(holds: Callable[[], bool], what: str) -> None:
+    """Wait for what takes a while to look at."""
+
+    def look() -> bool:
+        time.sleep(0.1)
+        return holds()
+
+    until(look, what, LONG_S)
+
+
 class Metadata:
     """What the brokers say of a topic."""
 
@@ -39,6 +49,7 @@ class Metadata:
         self._admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": cluster.address, "log_level": 0})
 
     def partitions(self, topic: str) -> dict[int, Any]:
+        time.sleep(0.1)  # callers ask until something holds
         found: dict[int, Any] = self._admin.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
         return found
 
@@ -139,8 +150,8 @@ class Scene:
     def goes_on(self, count: int = 100) -> None:
         """Wait until more records were acknowledged, handled and copied both ways."""
         acked, handled = self.load.acked() + count, self.load.handled() + count
-        until(lambda: self.load.acked() >= acked, f"{count} more are acknowledged", LONG_S)
-        until(lambda: self.load.handled() >= handled, f"{count} more are handled", LONG_S)
+        until_slowly(lambda: self.load.acked() >= acked, f"{count} more are acknowledged")
+        until_slowly(lambda: self.load.handled() >= handled, f"{count} more are handled")
         self.to_cluster.check()
         self.from_cluster.check()
 
@@ -160,7 +171,7 @@ class Scene:
         failed = [each.error for deliveries in load.sent.values() for each in deliveries if each.error is not None]
         assert not failed, failed[0]
         total = sum(map(len, load.sent.values()))
-        until(lambda: load.handled() == total, "the group has read everything", LONG_S)
+        until_slowly(lambda: load.handled() == total, "the group has read everything")
         load.stop_members()
         with self.store.consumer(self.topic, wait=0) as consumer:
             log = numbers_of(consumer)
@@ -170,18 +181,15 @@ class Scene:
         until(lambda: self.store.groups.describe(self.group).lag == 0, "the group has committed everything", LONG_S)
         self._stop_writing()
         here, wanted = self.store, contents(self.source, self.laptop)
-        until(
+        until_slowly(
             lambda: self.to_cluster.check() and self.laptop in here.topics and contents(here, self.laptop) == wanted,
             "the directory is copied",
-            LONG_S,
         )
         self.to_cluster.end()
         wanted = contents(here, self.topic)
         with klamm.open(self._back) as back:
-            until(
-                lambda: self.from_cluster.check() and contents(back, self.topic) == wanted,
-                "the topic is copied",
-                LONG_S,
+            until_slowly(
+                lambda: self.from_cluster.check() and contents(back, self.topic) == wanted, "the topic is copied"
             )
             self.from_cluster.end()
         assert contents(here, self.laptop) == contents(self.source, self.laptop)
@@ -197,6 +205,7 @@ def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(whole: KafkaClus
         scene.check()
 
 
+@pytest.mark.soak  # librdkafka, which is to have a new producer id, uses a core until brokers are back
 def test_with_two_brokers_down_an_append_is_refused_and_nothing_acknowledged_is_lost(whole: KafkaCluster) -> None:
     name = fresh("orders")
     address = f"kafka://{whole.address}"
@@ -207,25 +216,25 @@ def test_with_two_brokers_down_an_append_is_refused_and_nothing_acknowledged_is_
         assert acked == list(range(20))
     survivor = metadata.leader(name)
     downed = [number for number in range(1, NODES + 1) if number != survivor]
-    with klamm.open(f"{address}?message.timeout.ms=4000") as store:
+    with klamm.open(f"{address}?message.timeout.ms=4000") as store, store.producer() as producer:
         store.append(name, b"20")
+        assert producer.send(name, b"21").result() == 21
         for number in downed:
             whole.node(number).kill()
         with pytest.raises(Unreachable) as raised:
             store.append(name, b"not acknowledged")
-        assert "min.insync.replicas" in f"{raised.value} {raised.value.hint}"
-        with store.producer() as producer:
-            delivery = producer.send(name, b"nor this")
-            with pytest.raises(Unreachable):
-                producer.flush(LONG_S)
-            assert isinstance(delivery.error, Unreachable)
+        assert "min.insync.replicas" in raised.value.message
+        delivery = producer.send(name, b"nor this")
+        with pytest.raises(Unreachable):
+            producer.flush(LONG_S)
+        assert isinstance(delivery.error, Unreachable)
         whole.revive()
         until(lambda: metadata.is_whole(name), "replicas are in sync", LONG_S)
-        assert store.append(name, b"last") > 20
+        assert store.append(name, b"last") > 21
         with store.consumer(name, wait=0) as consumer:
             values = [record.value for record in consumer]
-    assert values[:21] == [b"%d" % n for n in range(21)] and values[-1] == b"last"
-    assert set(values[21:-1]) <= {b"not acknowledged", b"nor this"} and len(set(values)) == len(values)
+    assert values[:22] == [b"%d" % n for n in range(22)] and values[-1] == b"last"
+    assert set(values[22:-1]) <= {b"not acknowledged", b"nor this"} and len(set(values)) == len(values)
 
 
 @pytest.mark.soak
