@@ -71,7 +71,8 @@ PARTS = (
     Part("pipelines", ("spark/pipelines",), quick=False),
     Part("leftovers", tuple(f"crash/test_{name}.py" for name in _LEFTOVERS), quick=False),
     Part("crash", ("crash",), quick=False, disk=True),
-    Part("interop", ("interop", "cluster"), quick=False),  # which share an Apache Kafka
+    Part("interop", ("interop",), quick=False),
+    Part("cluster", ("cluster",), quick=False),
     Part("spark", ("spark",), quick=False),
     Part("others"),
     Part("kafka", ("kafka",)),

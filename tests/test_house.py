@@ -220,7 +220,7 @@ def test_every_error_is_documented() -> None:
 UNSEEDED = {
     "tests/crash/cases.py": "draws the seed itself, and prints it",
     "tests/interop/brokers.py": "names of topics and groups that no earlier run used",
-    "tests/interop/kafka_broker.py": "the id of a cluster",
+    "tests/interop/kafka_node.py": "the id of a cluster",
     "tests/serving.py": "a port to try",
 }
 

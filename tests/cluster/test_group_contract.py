@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.batch import partition_for
 from klamm.errors import CommitGap, Fenced, GroupBusy, GroupError, NotOwner, TransactionError, UnknownGroup
 from tests.interop.brokers import fresh
 from tests.procs import PATIENCE, until
@@ -237,6 +238,44 @@ def test_workers_handle_each_record_and_dead_letters_tell_why(store: klamm.Store
     assert (letter.record.value, letter.attempts, letter.reason) == (b"4", 2, "four")
     assert letter.origin is not None and (letter.origin.topic, letter.origin.offset) == (one.name, 4)
     assert store.groups.describe(group).lag == 0
+
+
+def test_letters_go_back_once_though_redrives_run_at_the_same_time(store: klamm.Store, address: str) -> None:
+    name = fresh("orders")
+    topic = store.topics.create(name, 2, retention_ms=-1)
+    topic.append_many([(b"%d" % n, b"%d" % n) for n in range(30)])
+
+    def refuse(record: Any) -> None:
+        raise ValueError(record.value)
+
+    with store.consumer(name, group=fresh("work"), wait=1.0) as consumer:
+        consumer.run(refuse, workers=2, on_error="dead-letter", retries=0)
+    letters = f"{name}.dlq"
+    assert store.redrive(letters, dry_run=True) == 30
+
+    def redrive() -> None:
+        with klamm.open(address) as other:
+            try:
+                other.redrive(letters, where=lambda letter: letter.record.value != b"7", per_second=50)
+            except Fenced:  # on a cluster: by the one that began later
+                pass
+
+    threads = [threading.Thread(target=redrive) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
+    redrive()
+    assert store.redrive(letters, edit=lambda letter: b"edited " + letter.record.value) == 1
+    assert store.redrive(letters) == 0 and list(store.dead_letters(letters)) == []
+    with store.consumer(name, wait=0) as reader:
+        records = list(reader)
+    back = [record for record in records if dict(record.headers).get("klamm.attempts") == b"1"]
+    assert len(records) == 60 and len(back) == 30
+    wanted = {b"%d" % n for n in range(30)} - {b"7"} | {b"edited 7"}
+    assert {record.value for record in back} == wanted
+    assert all(record.partition == partition_for(record.key, 2) for record in records)
 
 
 def test_a_pipe_with_state_has_each_effect_once(store: klamm.Store, one: klamm.Topic) -> None:

@@ -23,7 +23,6 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 }
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "table": ("orders",),
-    "redrive": ("orders.dlq",),
     "lineage": (None,),
     "backup": ("b",),
 }

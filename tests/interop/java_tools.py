@@ -19,7 +19,7 @@ import pytest
 
 from tests.procs import until
 
-__all__ = ["JARS", "Tool", "java", "need_kafka", "start_tool"]
+__all__ = ["JARS", "Tool", "java", "need_kafka", "start_tool", "with_archive"]
 
 JARS = Path(__file__).parents[2] / ".tools" / "kafka"
 _HERE = Path(__file__).parent / "kafka"
@@ -154,23 +154,26 @@ class Tool:
             self._at_end()
 
 
-_is_archiving = False
+_archiving: set[str] = set()
+
+
+def with_archive(name: str, command: list[str]) -> tuple[list[str], Callable[[], None] | None]:
+    """Let a JVM use the archive of its classes that an earlier one left behind, which halves its start. Without one,
+    return what is to be called after this JVM has ended by itself: it leaves one. A Java that cannot use it does not.
+    """
+    archive = JARS / f"{name}-{'.'.join(map(str, _java_version()))}.jsa"
+    if archive.exists():
+        return [command[0], f"-XX:SharedArchiveFile={archive}", *command[1:]], None
+    if name in _archiving:
+        return command, None
+    _archiving.add(name)
+    mine = archive.with_suffix(f".{os.getpid()}")
+    return [command[0], f"-XX:ArchiveClassesAtExit={mine}", *command[1:]], functools.partial(_keep, mine, archive)
 
 
 def start_tool(name: str, *arguments: str, given: str | None = None) -> Tool:
-    """Start a tool. One of the first leaves an archive of its classes behind, with which the others start in half the
-    time; a Java that cannot use it does not.
-    """
-    global _is_archiving
-    archive = JARS / f"classes-{'.'.join(map(str, _java_version()))}.jsa"
-    command, at_end = java(TOOLS[name], *arguments), None
-    if archive.exists():
-        command.insert(1, f"-XX:SharedArchiveFile={archive}")
-    elif not _is_archiving:
-        _is_archiving = True
-        mine = archive.with_suffix(f".{os.getpid()}")
-        command.insert(1, f"-XX:ArchiveClassesAtExit={mine}")
-        at_end = functools.partial(_keep, mine, archive)
+    """Start a tool, with an archive of its classes, or to leave one behind."""
+    command, at_end = with_archive("classes", java(TOOLS[name], *arguments))
     return Tool(name, command, given, at_end)
 
 

@@ -216,9 +216,6 @@ class ClusterStore(Store[K, V]):
     def alter(self, settings: Any = None, **_: Any) -> Never:
         self._cannot("alter()", "servers have settings of their own: kafka-configs.sh changes them")
 
-    def redrive(self, topic: str, to: str | None = None, **_: Any) -> Never:
-        self._cannot("redrive()", "read the letters with a group, and send them back in its transactions")
-
     def _in_child(self) -> None:
         core: Any = self._core
         if core is not None:
@@ -249,13 +246,12 @@ class TopicsOfCluster(Topics[K, V]):
     def describe(self, name: str) -> TopicInfo:
         """Return a topic as it is now: its partitions and their ends, its settings. Sizes in bytes are not known: 0."""
         core: Any = self._store._acquired()
-        topic = core.catalog.refresh(name)
+        topic, changed = core.catalog.looked_up(name)
         names = [TopicPartition(name, number) for number in range(len(topic.partitions))]
         infos = [
             PartitionInfo(tp.partition, ends.start, ends.end, ends.leader_epoch, 0)
             for tp, ends in core.admin.ends(names).items()
         ]
-        changed, _ = core.admin.settings(name)
         return TopicInfo(name, topic.id, tuple(infos), dict(sorted(changed.items())), topic.created_ms)
 
     def alter(

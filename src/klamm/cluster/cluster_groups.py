@@ -45,9 +45,9 @@ class GroupsOfCluster(Groups):
             )
             for each in members
         ]
-        known = core.admin.partition_counts()
         wanted = {tp for each in members for tp in each.assignment} | stored.keys()
-        wanted = {tp for tp in wanted if tp.partition < known.get(tp.topic, 0)}
+        known = {topic: _count(core, topic) for topic in {tp.topic for tp in wanted}}
+        wanted = {tp for tp in wanted if tp.partition < known[tp.topic]}
         offsets = []
         for tp, ends in sorted(core.admin.ends(wanted).items()):
             each = stored.get(tp)
@@ -120,3 +120,11 @@ class GroupsOfCluster(Groups):
             ) from None
         self._check_not_live(core, group)
         core.admin.move_group(group, wanted)
+
+
+def _count(core: ClusterCore, topic: str) -> int:
+    """Return how many partitions a topic has; none if it was deleted."""
+    try:
+        return core.topic(topic).count
+    except UnknownTopic:
+        return 0

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from klamm.cluster.kafka_admin import KafkaAdmin
+from klamm.cluster.own_changes import SPREAD_S, OwnChanges, Seen
 from klamm.errors import InvalidSetting, InvalidTopic, KlammError, UnknownTopic
 from klamm.store.catalog import Topic
 from klamm.store.names import check_type, nearest, validate
@@ -18,6 +19,7 @@ from klamm.types import TopicId
 __all__ = ["REPLICATION_FACTOR", "ClusterTopics", "plain_settings"]
 
 MAX_AGE_S = 3.0  # after which topics are described again
+_RETRY_S = 0.05
 REPLICATION_FACTOR = "replication.factor"
 """A setting of `topics.create` that only a cluster has; -1: what its servers make by default."""
 _log = logging.getLogger("klamm")
@@ -30,6 +32,7 @@ class ClusterTopics:
         self._admin = admin
         self._mutex = threading.Lock()
         self._known: dict[str, Topic] = {}
+        self._own = OwnChanges()
         self._names: frozenset[str] | None = None  # None: they were not asked for
         self._version = 1
         self._checked = time.monotonic()
@@ -50,7 +53,7 @@ class ClusterTopics:
             names = frozenset(self._admin.partition_counts())
             for name in list(self._known):
                 try:
-                    self._put(self._described(name))
+                    self.refresh(name)
                 except UnknownTopic:
                     self._forget(name)
             with self._mutex:
@@ -68,18 +71,41 @@ class ClusterTopics:
     def topic(self, name: str) -> Topic:
         """Return a topic. UnknownTopic if the cluster has none of that name."""
         topic = self._known.get(check_type(name))
-        return self._put(self._described(name)) if topic is None else topic
+        return self.refresh(name) if topic is None else topic
 
-    def _described(self, name: str) -> Topic:
+    def looked_up(self, name: str) -> tuple[Topic, Mapping[str, str]]:
+        """Return a topic as the cluster has it now, and the settings that were set, be they unknown to Klamm."""
+        seen, everything = self._seen(name)
+        topic = Topic(name, seen.id, tuple(range(seen.partitions)), _settings(seen.settings, everything), 0)
+        return self._put(topic), seen.settings
+
+    def _seen(self, name: str) -> tuple[Seen, Mapping[str, str]]:
+        """Return a topic as the cluster has it now, and all its settings; no older than what this store has changed.
+        UnknownTopic if there is none of that name.
+        """
+        deadline = time.monotonic() + SPREAD_S
+        while True:
+            seen, everything = self._ask(name)
+            if not self._own.is_newer(name, seen):
+                if seen is not None:
+                    return seen, everything
+                names = self._admin.partition_counts()
+                if name not in names or self._own.is_gone(name) or time.monotonic() > deadline:
+                    break
+            time.sleep(_RETRY_S)  # another server knows the topic, or its newer settings
+        self._forget(name)
+        hint = nearest(name, set(names) - {name}) or "store.topics lists the topics"
+        raise UnknownTopic(f"Topic {name!r} does not exist", hint=hint)
+
+    def _ask(self, name: str) -> tuple[Seen | None, Mapping[str, str]]:
+        """Return what some server knows of a topic."""
         try:
             about = self._admin.describe(name)
+            changed, everything = self._admin.settings(name)
         except (InvalidTopic, UnknownTopic):
-            self._forget(name)
-            near = nearest(name, self._admin.partition_counts())
-            hint = near or "store.topics lists the topics"
-            raise UnknownTopic(f"Topic {name!r} does not exist", hint=hint) from None
-        changed, everything = self._admin.settings(name)
-        return Topic(name, TopicId(about.id), tuple(range(about.partitions)), _settings(changed, everything), 0)
+            return None, {}
+        seen = Seen(TopicId(about.id), about.partitions, changed)
+        return (None, {}) if self._own.was_deleted(seen) else (seen, everything)
 
     def _put(self, topic: Topic) -> Topic:
         with self._mutex:
@@ -96,14 +122,24 @@ class ClusterTopics:
 
     def refresh(self, name: str) -> Topic:
         """Return a topic as the cluster has it now."""
-        return self._put(self._described(name))
+        return self.looked_up(name)[0]
 
     def names(self) -> list[str]:
         """Return the names of all topics, but for those that Kafka keeps for itself."""
         names = frozenset(self._admin.partition_counts())
         with self._mutex:
             self._names = names
-        return sorted(name for name in names if not name.startswith("__"))
+        return sorted(name for name in names if not name.startswith("__") and self._is_there(name))
+
+    def _is_there(self, name: str) -> bool:
+        """Return whether a topic that is listed is there, and not one that this store has just deleted."""
+        if not self._own.is_gone(name):
+            return True
+        try:
+            self._seen(name)
+        except UnknownTopic:
+            return False
+        return True
 
     def topics(self) -> list[Topic]:
         """Return all topics."""
@@ -133,24 +169,29 @@ class ClusterTopics:
                 f"{factor!r} is invalid", setting=REPLICATION_FACTOR, hint="expected a number of servers"
             )
         self._admin.create(name, partitions, plain, replication_factor=int(factor), exist_ok=False)
+        self._own.created(name, partitions)
         return self.refresh(name)
 
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str]) -> Topic:
         """Change settings of a topic, and put others back to their defaults."""
         self.topic(name)
-        self._admin.alter(name, plain_settings(changes), list(resets))
+        plain, back = plain_settings(changes), list(resets)
+        self._admin.alter(name, plain, back)
+        self._own.altered(name, plain, back)
         return self.refresh(name)
 
     def add_partitions(self, name: str, total: int) -> Topic:
         """Let the topic have `total` partitions."""
         self.topic(name)
         self._admin.add_partitions(name, total)
+        self._own.grown(name, total)
         return self.refresh(name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""
-        self.topic(name)
+        topic = self.topic(name)
         self._admin.delete(name)
+        self._own.deleted(name, topic.id)
         self._forget(name)
 
     def __getattr__(self, name: str) -> Any:

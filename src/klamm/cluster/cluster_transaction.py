@@ -224,8 +224,9 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         writer = self._writer
         assert writer is not None
         if writer.errors:
-            self._fail(writer.errors[0])
-            raise writer.errors[0]
+            error = self._first_error(writer)
+            self._fail(error)
+            raise error
         key, value = self._serializer.pair(key, value)
         if partition is None and self._partitioner is not None:
             partition = self._partitioner(key, self._core.topic(topic).count)
@@ -259,7 +260,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
             if not writer.stream.wait(_DEADLINE_S):
                 raise Unreachable(f"{self._core.path}: records were not acknowledged within {_DEADLINE_S:g} s")
             if writer.errors:
-                raise writer.errors[0]
+                raise self._first_error(writer)
             producer = writer.stream.producer
             with self._members_held():
                 for move in self._moves():
@@ -286,6 +287,18 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
                 error.add_note(f"and the transaction could not be aborted, which the cluster will see to: {failure}")
             raise
         self._end(True, None)
+
+    def _first_error(self, writer: _Writer) -> KlammError:
+        """Return why a record was not taken. Of one that librdkafka has purged, the producer knows the reason."""
+        error = writer.errors[0]
+        if isinstance(error, Aborted):
+            try:
+                call(self._core.path, writer.stream.producer.begin_transaction)  # is one of these, or is refused
+            except Fenced as fenced:
+                return fenced
+            except KlammError as reason:
+                error.add_note(str(reason))
+        return error
 
     def _abort(self, error: BaseException | None, *, rewind: bool = True, is_unknown: bool = False) -> None:
         writer = self._writer

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
 from klamm.cluster.kafka_errors import TRANSIENT, name_of, translated
-from klamm.errors import GroupBusy, Unreachable
+from klamm.cluster.own_changes import SPREAD_S
+from klamm.errors import GroupBusy, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
 from klamm.types import TopicPartition
@@ -20,7 +22,7 @@ __all__ = ["GroupMemberInfo", "KafkaAdmin", "TopicDescription", "as_offset"]
 _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
 _RETRY_S = 0.05
-_SPREAD_S = 3.0  # so long the servers of a cluster may take to learn of a topic
+_ASK_S = 5.0  # of one question for all topics
 _ELECTING = (
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
@@ -33,6 +35,8 @@ _ELECTING = (
     "UNKNOWN_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE",
 )
+
+T = TypeVar("T")
 
 
 class TopicDescription(NamedTuple):
@@ -114,11 +118,19 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, Ends]:
         """Return the ends of partitions; again for those whose leader is being elected."""
         wanted = [TopicPartition(*each) for each in partitions]
+        return self._elected(lambda left_s: self._ends(wanted, left_s), timeout_s)
+
+    def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
+        """Ask leaders something, and again while others are elected.
+
+        librdkafka sends such a question to the leader that it knows, with the epoch that it knows, and learns of others
+        when it asks for all topics.
+        """
         deadline = time.monotonic() + timeout_s
-        missing_at = time.monotonic() + _SPREAD_S
+        missing_at = time.monotonic() + SPREAD_S
         while True:
             try:
-                return self._ends(wanted, max(0.1, deadline - time.monotonic()))
+                return ask(max(0.1, deadline - time.monotonic()))
             except self._kafka.KafkaException as error:
                 is_missing = name_of(error) == "UNKNOWN_TOPIC_OR_PART" and time.monotonic() > missing_at
                 if name_of(error) not in _ELECTING or is_missing or time.monotonic() > deadline:
@@ -127,6 +139,8 @@ class KafkaAdmin:
             except TimeoutError:
                 raise Unreachable(f"{self.name}: no response within {timeout_s:g} s") from None
             time.sleep(_RETRY_S)
+            with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
+                self._client.list_topics(timeout=_ASK_S)
 
     def _ends(self, wanted: list[TopicPartition], timeout_s: float) -> dict[TopicPartition, Ends]:
         specs, level = self._kafka.admin.OffsetSpec, self._kafka.IsolationLevel
@@ -164,13 +178,17 @@ class KafkaAdmin:
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int | None:
         """Return the first offset whose record has that time or a later one; None if there is none."""
-        with translated(self.name), self._lookup_mutex:
+        with self._lookup_mutex:
             if self._lookup is None:  # the admin client takes times of 32 bits
                 options = {**consumer_options(self._config), "group.id": "klamm-reader"}
-                self._lookup = self._kafka.Consumer(options, logger=self.logger)
-            (found,) = self._lookup.offsets_for_times([self._kafka.TopicPartition(*partition, time_ms)], _TIMEOUT_S)
-            if found.error is not None:
-                raise self._kafka.KafkaException(found.error)
+                with translated(self.name):
+                    self._lookup = self._kafka.Consumer(options, logger=self.logger)
+            return self._elected(lambda left_s: self._offset_at(partition, time_ms, left_s))
+
+    def _offset_at(self, partition: TopicPartition, time_ms: int, timeout_s: float) -> int | None:
+        (found,) = self._lookup.offsets_for_times([self._kafka.TopicPartition(*partition, time_ms)], timeout_s)
+        if found.error is not None:
+            raise self._kafka.KafkaException(found.error)
         return int(found.offset) if found.offset >= 0 else None
 
     def close(self) -> None:
@@ -207,9 +225,11 @@ class KafkaAdmin:
         """Wait until every partition has a leader; servers learn of a topic one after the other."""
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
-            counts = self.partition_counts()
-            if counts.get(name, 0) >= partitions and self.describe(name).has_leaders:
-                return
+            if self.partition_counts().get(name, 0) >= partitions:
+                with suppress(UnknownTopic):  # this is answered by another server
+                    about = self.describe(name)
+                    if about.partitions >= partitions and about.has_leaders:
+                        return
             time.sleep(_RETRY_S)
         raise Unreachable(f"{self.name}: topic {name!r} was made, and has no leaders after {_TIMEOUT_S:g} s")
 

@@ -99,6 +99,12 @@ def error_of(name: str, error: Any) -> KlammError:
     code = str(error.name())
     kind = _KIND_OF.get(code, LogError)
     text = str(error.str())
+    if code == "_MSG_TIMED_OUT":
+        return Unreachable(
+            f"{name}: the record was not acknowledged in time (message.timeout.ms): its leader does not respond, or"
+            f" fewer replicas are in sync than min.insync.replicas asks for ({code})",
+            hint="nothing acknowledged is lost; this record may or may not be there once enough servers are back",
+        )
     if (kind is Unreachable and "REPLICAS" in code) or code == "_ISR_INSUFF":
         return Unreachable(
             f"{name}: fewer replicas are in sync than min.insync.replicas asks for: the record was refused ({code})",

@@ -15,6 +15,9 @@ notes were read. If another redrive commits in between, the number is taken, not
 again. So each letter goes back once, though redrives are killed at any moment or run at the same time; and any of them
 may go, in any order.
 
+A cluster has no numbers. There the transaction has a name instead, one for each dead-letter topic: who begins it fences
+the redrives that have begun before, and their notes are committed, or will never be. A fenced redrive raises Fenced.
+
 A purge moves the start of the log up to the first letter that was not redriven. A note comes after its letter, so the
 note of a letter that stays, stays; and what lies before the start of the log is never put back.
 
@@ -223,10 +226,13 @@ class _Notes:
     def read_all(self) -> int:
         """Take in the notes of all redrives that are committed. Return the number of the next one."""
         last = once.last(self._core.catalog.database, _WRITER, self.topic)
-        partitions = self._core.topic(self.topic).partitions()
-        await_stable(self._core, partitions)  # now, so that what was committed by then can be read
-        self.read()
+        self.read_stable()
         return 0 if last is None else last + 1
+
+    def read_stable(self) -> None:
+        """Take in the notes that were committed before this was called."""
+        await_stable(self._core, self._core.topic(self.topic).partitions())
+        self.read()
 
     def has(self, letter: Record) -> bool:
         """Return whether the letter was redriven: there is a note, or both were purged."""
@@ -349,10 +355,11 @@ def redrive(
             target_of(core, letter, to)
         return total
     count = 0
-    pool = Pool(core)
+    pool = Pool(core) if core.elsewhere is None else core.elsewhere.pool()
+    put_back = _put_back_once if core.elsewhere is None else _put_back_alone
     try:
         while chunk := _take_chunk(letters, min(pace.chunk, total - count)):
-            count += _put_back_once(pool, notes, chunk, to, edit)
+            count += put_back(pool, notes, chunk, to, edit)
             if progress is not None:
                 progress(count, total)
             if count < total:
@@ -401,6 +408,22 @@ def _put_back_once(
         except OnceMismatch:  # another redrive was faster: read its notes
             continue
         return len(fresh)
+
+
+def _put_back_alone(
+    pool: Pool,
+    notes: _Notes,
+    letters: list[DeadLetter],
+    to: str | None,
+    edit: Callable[[DeadLetter], bytes | None] | None,
+) -> int:
+    """Like `_put_back_once`, on a cluster: redrives of the topic that began before are fenced."""
+    with pool.begin(f"{_WRITER}.{notes.topic}") as transaction:
+        notes.read_stable()
+        fresh = [letter for letter in letters if not notes.has(letter.record)]
+        for letter in fresh:
+            _put_back(pool.core, transaction, letter, to, edit)
+    return len(fresh)
 
 
 def target_of(core: Core, letter: DeadLetter, to: str | None) -> tuple[str, int | None]:
