@@ -91,12 +91,22 @@ def test_what_is_recorded_is_read_back_by_the_next_console(store: klamm.Store) -
         assert "17 records" in Visitor(store).get("/groups/show?group=billing&span=6h").words
 
 
+STRANGE = (
+    b"[" * 9000,
+    b'{"groups": {"billing": 5}}',
+    b'{"groups": {"billing": [1, 2]}}',
+    b'{"groups": {"billing": ["<b>", 2, null]}}',
+    b'{"rebalance": "billing", "time_ms": "x", "cause": "c", "members": 1, "pause_ms": 1, "came": 1}',
+)
+
+
 def test_a_record_that_is_no_history_is_left_out(store: klamm.Store) -> None:
     with store:
         Recorder(store, every_s=0).record(Look(1000, {}, {"billing": GroupPoint(0, 10, 6, None)}), {})
-        for value in (b"x", b"[]", b'{"groups": 1}', b'{"rebalance": "billing"}', None):
+        for value in (b"x", b"[]", b'{"groups": 1}', b'{"rebalance": "billing"}', None, *STRANGE):
             store.append(HISTORY_TOPIC, value, acks=1)
-        assert [each.lag for each in read_history(store, "billing", 0)[0]] == [6]
+        points, rebalances = read_history(store, "billing", 0)
+        assert [point.lag for point in points] == [6] and rebalances == []
 
 
 def test_the_topic_is_bounded_and_a_look_is_written_every_ten_seconds(store: klamm.Store) -> None:

@@ -54,6 +54,17 @@ def test_characters_that_hide_or_reorder_text_are_spelled_out() -> None:
     assert visible("a\x00b\u202ec\u200bd\x1b[31m\te\n") == "a\\u0000b\\u202ec\\u200bd\\u001b[31m\te\n"
 
 
+def test_half_of_a_surrogate_pair_is_spelled_out_and_can_be_encoded() -> None:
+    html = el("p", "a\ud800", title="\udfff")
+    assert html.encode() == b'<p title="\\udfff">a\\ud800</p>'
+    assert value_html(b'{"a\\ud800": "\\udfff"}', "json").encode().count(b"\\ud") == 2
+
+
+@pytest.mark.parametrize("tag", ["pre", "textarea"])
+def test_a_newline_that_a_value_begins_with_is_not_dropped_by_the_browser(tag: str) -> None:
+    assert el(tag, "\na") == f"<{tag}>\n\na</{tag}>" and el(tag, "a") == f"<{tag}>a</{tag}>"
+
+
 def test_children_and_attributes_of_all_kinds() -> None:
     assert el("td", [1234567, None, ["a", Html("<b>")]], class_="n", hidden=True, data_key=None) == (
         '<td class="n" hidden>1,234,567a<b></td>'

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,11 @@ import pytest
 
 import klamm
 from klamm.console.app import PAGES
+from klamm.console.context import Visit
+from klamm.console.pages.record_html import record_row
 from klamm.console.sampler import GroupPoint, Look, group_point
+from klamm.console.tail import read_growth
+from klamm.where import Where
 from tests.cli.conftest import Said
 from tests.console.conftest import T0
 from tests.console.visitor import Visitor
@@ -158,6 +163,7 @@ def test_a_record_s_page_shows_the_record(looker: Visitor) -> None:
         ("/topics/nothing", 404, "nothing"),
         ("/topics/orders?from=wrong", 400, "wrong"),
         ("/topics/orders?n=0", 400, "from 1 to 500"),
+        (f"/topics/orders?n={'9' * 5000}", 400, "from 1 to 500"),
         ("/topics/orders?partition=9", 404, "0 to 2"),
         ("/topics/orders?where=nonsense", 400, "where"),
         ("/topics/orders?header=x", 400, "name=value"),
@@ -295,18 +301,111 @@ def test_a_form_that_makes_no_sense_appends_nothing(store: klamm.Store, editor: 
     assert store["orders"].info().count == 60
 
 
-@pytest.mark.parametrize("value", [b'{"a": "<b>"}\n', b"\r\n", b"\x00\xff", None])
+@pytest.mark.parametrize(
+    ("address", "typed"),
+    [
+        ("/topics/orders?from=then&key=k%22", ['name="from" value="then"', 'name="key" value="k&quot;"']),
+        ("/topics/orders/purge?before=then", ['name="before" value="then"']),
+        ("/topics/orders/schema?n=0", ['name="n" value="0"']),
+        ("/groups/reset?group=billing&to=then", ['name="to" value="then"']),
+        ("/dead-letters/orders.dlq?plan=1&limit=some", ['name="limit" value="some"']),
+        ("/sql?q=selct+%3C1", [">selct &lt;1</textarea>"]),
+    ],
+)
+def test_an_error_leaves_the_form_as_it_was_filled_in(editor: Visitor, address: str, typed: list[str]) -> None:
+    answer = editor.get(address)
+    assert answer.status == 400 and 'role="alert"' in answer.text
+    assert all(text in answer.text for text in typed)
+
+
+def test_a_record_that_cannot_be_appended_is_not_typed_again(store: klamm.Store, editor: Visitor) -> None:
+    fields = {"csrf": editor.csrf("/topics/orders/produce"), "key": "k<", "kind": "hex", "value": "\nxy", "partition": "1"}
+    page = editor.post("/topics/orders/produce", {**fields, "headers": "a=b"}).text
+    assert dict((name, unescape(text)) for text, name in _areas(page)) == {"value": "\r\nxy", "headers": "a=b"}
+    assert 'name="key" value="k&lt;"' in page and _chosen(page, "kind") == "hex" and _chosen(page, "partition") == "1"
+    letter = "/dead-letters/orders.dlq/0/0"
+    fields = {"csrf": editor.csrf(letter), "kind": "hex", "value": "xy", "to": "elsewhere"}
+    page = editor.post(letter, fields).text
+    assert ">xy</textarea>" in page and 'name="to" value="elsewhere"' in page and "is not hex" in page
+
+
+POISON = {
+    "half of a pair": b'{"a\\ud800": "\\udfff", "\\udc00": ["\\ud800"]}',
+    "a number of 5000 digits": b'{"n": ' + b"9" * 5000 + b"}",
+    "deep": b"[" * 9000,
+    "not a number": b'{"n": NaN, "m": 1e999}',
+    "a name twice": b'{"n": 1, "n": 2}',
+}
+
+
+@pytest.mark.parametrize("timestamp", [T0, 2**63 - 1])
+@pytest.mark.parametrize("value", POISON.values(), ids=POISON.keys())
+def test_no_record_keeps_a_topic_from_being_shown(
+    store: klamm.Store, editor: Visitor, value: bytes, timestamp: int
+) -> None:
+    store.topics.create("poison", settings={"message.timestamp.after.max.ms": 2**63 - 1})
+    for key, time_ms in ((value[:60], T0), (b"k", timestamp)):
+        store.append("poison", value, key=key, headers={"h": value}, timestamp=time_ms, acks=1)
+    for view in ("", "?view=columns", "?view=text", "?where=$.n+%3E+1", "/schema", "/heat", "/0/0", "/produce?like=0/0"):
+        page, data = editor.get(f"/topics/poison{view}"), editor.get(f"/api/topics/poison{view}")
+        assert (page.status, data.status) == (200, 200), view
+        assert data.json["topic"] == "poison"
+    growth = read_growth(editor.console, Visit("/", {"topic": "poison"}), Where("earliest"))
+    assert len([record_row(record).encode() for record in growth.records]) == 2
+
+
+TYPED_AGAIN = {
+    "markup": b'{"a": "<b>&amp;"}\n',
+    "newlines": b"\n\nx\n",
+    "carriage return": b"\r\n",
+    "binary": b"\x00\xff",
+    "tombstone": None,
+    "joined emoji": "\U0001f468\u200d\U0001f469\u200d\U0001f467".encode(),
+    "marks of direction": "\ufeff\u05d0\u200f \u202egnp.exe".encode(),
+    "escape": b"\x1b[31mred",
+    "what spells out": rb"\u202e\x1b",
+}
+
+
+@pytest.mark.parametrize("value", TYPED_AGAIN.values(), ids=TYPED_AGAIN.keys())
 def test_a_record_that_is_sent_again_is_the_same(store: klamm.Store, editor: Visitor, value: bytes | None) -> None:
     store.append("orders", value, key=b"again", partition=0, headers={"h": "v=w"})
     page = editor.get("/topics/orders/produce?like=0/20").text
-    from html import unescape
-
     fields = dict(re.findall(r'<input name="(\w+)" value="([^"]*)"', page))
     fields |= {name: unescape(text) for text, name in _areas(page)}
     fields |= {"kind": _chosen(page, "kind"), "csrf": editor.csrf("/topics/orders/produce"), "partition": "0"}
     assert editor.post("/topics/orders/produce", fields).headers["location"] == "/topics/orders/0/21"
     (record,) = store.tail("orders", 1, start={0: 21, 1: 20, 2: 20})
     assert (record.key, record.value, list(record.headers)) == (b"again", value, [("h", b"v=w")])
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "is_exact"),
+    [
+        (b" k ", [("h", b"v=w")], True),
+        (None, [], True),
+        (b"a\nb", [], False),
+        (b"", [], False),
+        (b"\xff", [], False),
+        (b"k", [("h", b" v")], False),
+        (b"k", [("h", b"1\n2")], False),
+        (b"k", [("h", None)], False),
+        (b"k", [("h", "a\u2028b".encode())], True),
+    ],
+)
+def test_a_key_or_header_that_cannot_be_typed_is_said_to_be_another(
+    store: klamm.Store, editor: Visitor, key: bytes | None, headers: list[tuple[str, Any]], is_exact: bool
+) -> None:
+    store.append("orders", b"v", key=key, partition=0, headers=headers)
+    page = editor.get("/topics/orders/produce?like=0/20")
+    assert ("cannot be typed as they are" not in page.words) is is_exact
+    fields = {name: unescape(text) for name, text in re.findall(r'<input name="(\w+)" value="([^"]*)"', page.text)}
+    fields |= {name: unescape(text) for text, name in _areas(page.text)}
+    if is_exact:
+        fields["csrf"] = editor.csrf("/topics/orders/produce")
+        assert editor.post("/topics/orders/produce", fields).status == 303
+        (record,) = store.tail("orders", 1)
+        assert (record.key, list(record.headers)) == (key, headers)
 
 
 def _areas(page: str) -> list[tuple[str, str]]:

@@ -77,6 +77,11 @@ def test_a_change_needs_the_console_s_own_origin_and_the_token_of_the_session(
     assert store.groups.describe("billing").lag == 5
 
 
+@pytest.mark.parametrize("origin", ["null", "http://[", "http://[::1", "", "127.0.0.1:8080"])
+def test_an_origin_that_cannot_be_read_is_another_site(looker: Visitor, origin: str) -> None:
+    assert looker.get("/topics", origin=origin).status == 403
+
+
 def test_the_csrf_token_of_another_session_is_refused(editor: Visitor) -> None:
     other = editor.csrf("/topics/orders/produce")
     editor.cookies.clear()

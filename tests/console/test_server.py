@@ -13,6 +13,7 @@ import pytest
 
 import klamm
 from tests.console.process import ConsoleProcess
+from tests.procs import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,24 @@ def test_it_ends_while_a_page_is_followed(store: klamm.Store) -> None:
     code, errors = console.signal(signal.SIGTERM)
     assert code == 0 and "Traceback" not in errors
     events.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_query_ends_with_the_console(store: klamm.Store, number: int) -> None:
+    """It is asked for hours of work, which no one waits for any more."""
+    console = ConsoleProcess(store.path)
+    client = http.client.HTTPConnection("127.0.0.1", console.port, timeout=PATIENCE)
+    client.request("GET", "/api/sql?q=select+count(*)+from+range(100000000000)+a,range(100)+b")
+    pid = until(lambda: next(iter(_children(console.process.pid)), None), "the query runs")
+    code, errors = console.signal(number)
+    client.close()
+    assert code == (0 if number == signal.SIGTERM else -number) and "Traceback" not in errors
+    until(lambda: not Path(f"/proc/{pid}").exists() or None, "the query has ended")
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def test_a_follower_that_comes_back_gets_what_came_since_and_nothing_twice(

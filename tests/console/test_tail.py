@@ -8,7 +8,7 @@ import pytest
 
 import klamm
 from klamm.console.context import Visit
-from klamm.console.tail import read_growth
+from klamm.console.tail import _since, read_growth
 from klamm.where import Where
 from tests.console.visitor import Visitor
 
@@ -53,6 +53,12 @@ def test_a_position_before_the_log_s_start_goes_on_at_its_start(tmp_path: Path) 
         store["t"].delete_records({0: 6})
         growth = read_growth(Visitor(store).console, visit_of("t"), Where({0: 2}))
         assert [record.value for record in growth.records] == [b"6", b"7", b"8", b"9"]
+
+
+@pytest.mark.parametrize("last_id", ["", "junk", "earliest", "1d", "0@-1", "0@" + "9" * 30, "last 5"])
+def test_a_last_id_that_the_console_did_not_give_starts_at_the_end(last_id: str) -> None:
+    assert _since(last_id) is None
+    assert str(_since("0@4,1@7")) == "0@4,1@7"
 
 
 @pytest.mark.parametrize("address", ["/events/topics/nothing/tail", "/events/topics/orders/tail?partition=7"])

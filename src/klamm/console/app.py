@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
@@ -126,8 +127,15 @@ class _App:
         try:
             body, status = page.render(console, visit, page.read(console, visit)), 200
         except (RequestError, KlammError, OSError) as error:
-            body, status = _problem(error)
+            body, status = self._failed(page, visit, error)
         return self._framed(page, visit, body, status)
+
+    def _failed(self, page: Page, visit: Visit, error: Exception) -> tuple[Html, int]:
+        """Return the page of an error, with the form that led to it where the page has one, and its status."""
+        if page.on_error is not None:
+            with suppress(RequestError, KlammError, OSError):  # what the form is about is not there
+                return join([page.on_error(self._console, visit), *_notes(error)]), _status(error)
+        return _problem(error)
 
     def _framed(self, page: Page, visit: Visit, body: Html, status: int) -> Response:
         query = visit.address("")
@@ -144,11 +152,13 @@ class _App:
         """Return the handler of a form: carry it out, and send the visitor on to the address that it returns."""
 
         async def respond(request: Request) -> Response:
+            visit = self._visit(request)
             try:
                 form = await read_form(request, self._sessions)
+                visit = replace(visit, query=form.query)
                 address = await run_in_threadpool(run, self._console, form)
             except (RequestError, KlammError, OSError) as error:
-                body, status = _problem(error)
+                body, status = await run_in_threadpool(self._failed, page, visit, error)
                 return self._framed(page, self._visit(request), body, status)
             return RedirectResponse(address, 303)
 
@@ -181,7 +191,7 @@ class _App:
             except (RequestError, KlammError, OSError) as error:
                 return json_problem(error)
             shown = {name: value for name, value in data.items() if not name.startswith("_")}
-            return JSONResponse({**shown, "command": page.command(self._console, visit)})
+            return _Json({**shown, "command": page.command(self._console, visit)})
 
         return respond
 
@@ -338,11 +348,22 @@ def _said(error: Exception) -> tuple[str, str]:
 
 def _problem(error: Exception) -> tuple[Html, int]:
     """Return the page of an error, and its status."""
+    return join([el("h1", "That did not work"), *_notes(error)]), _status(error)
+
+
+def _notes(error: Exception) -> list[Html]:
     problem, hint = _said(error)
-    parts = [el("h1", "That did not work"), note(problem, kind="bad"), el("p", hint) if hint else None]
-    return join(parts), _status(error)
+    return [note(problem, kind="bad"), *([el("p", hint)] if hint else [])]
 
 
 def json_problem(error: Exception) -> Response:
     problem, hint = _said(error)
-    return JSONResponse({"error": problem, "hint": hint or None}, _status(error))
+    return _Json({"error": problem, "hint": hint or None}, _status(error))
+
+
+class _Json(JSONResponse):
+    """JSON in UTF-8. Half of a surrogate pair, which a record's JSON can have, is escaped as it was there."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")

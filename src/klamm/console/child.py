@@ -1,7 +1,7 @@
 """Klamm commands in a child process, with limits: what takes memory and time does so elsewhere, and is ended.
 
 memory    RLIMIT_AS of the child
-time      it is killed after that many seconds
+time      it is killed after that many seconds, when the console ends, and by the kernel if the console is killed
 output    no more than that many lines and bytes are read; then it is killed, and the result says so
 number    PLACES at a time; who gets no place within _WAIT_S is refused
 """
@@ -9,6 +9,7 @@ number    PLACES at a time; who gets no place within _WAIT_S is refused
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any
 
 from klamm.console.errors import RequestError
 
-__all__ = ["ChildCache", "ChildResult", "run_child"]
+__all__ = ["ChildCache", "ChildResult", "end_children", "run_child"]
 
 _MEMORY = 4 << 30
 _TIMEOUT_S = 30.0
@@ -27,12 +28,20 @@ _CACHE_S = 10.0
 _WAIT_S = 2.0
 PLACES = threading.BoundedSemaphore(2)
 
+_running: set[subprocess.Popen[bytes]] = set()
+_is_ending = threading.Event()
+
+# PR_SET_PDEATHSIG is 1. It tells of the end of the thread that has started the child, which waits for the child.
 _START = """
-import resource, sys
-limit = int(sys.argv[1])
+import ctypes, os, resource, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("klamm: the console has ended")
+limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from klamm.cli.main import run
-sys.exit(run(sys.argv[2:]))
+sys.exit(run(sys.argv[3:]))
 """
 
 
@@ -60,7 +69,7 @@ def run_child(
 
 def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: int, most_bytes: int) -> ChildResult:
     began = time.monotonic()
-    command = [sys.executable, "-P", "-c", _START, str(memory_bytes), *arguments]
+    command = [sys.executable, "-P", "-c", _START, str(os.getpid()), str(memory_bytes), *arguments]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -72,8 +81,12 @@ def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: i
             is_late.set()
             process.kill()
 
+        _running.add(process)
         timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
         timer.start()
+        if _is_ending.is_set():  # since before it was among those that run
+            process.kill()
         rows: list[Any] = []
         size, is_cut = 0, False
         try:
@@ -91,6 +104,7 @@ def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: i
             timer.cancel()
             process.stdout.close()
             code = process.wait()
+            _running.discard(process)
         if is_late.is_set():
             raise RequestError(400, f"it took longer than {timeout_s:g} s, and was ended", "ask for less")
         if code and not is_cut:
@@ -101,6 +115,13 @@ def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: i
     if is_cut and not rows:
         raise RequestError(400, f"the first row has more than {most_bytes:,} bytes", "ask for less")
     return ChildResult(rows, is_cut, round((time.monotonic() - began) * 1000))
+
+
+def end_children() -> None:
+    """Kill the commands that run, and those that are started from now on: the console ends."""
+    _is_ending.set()
+    for process in list(_running):
+        process.kill()
 
 
 class ChildCache:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Console", "Visit"]
 
 _PAUSE_S = 0.25
+_LONGEST_NUMBER = 20  # digits
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,12 @@ class Visit:
         text = self.one(name)
         if not text:
             return default
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        is_number = text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER
+        if not is_number or not least <= int(text) <= most:
             raise RequestError(
-                400, f"{name}: {text!r} is invalid", f"expected a whole number from {least:,} to {most:,}"
+                400,
+                f"{name}: {text[:_LONGEST_NUMBER]!r} is invalid",
+                f"expected a whole number from {least:,} to {most:,}",
             )
         return int(text)
 

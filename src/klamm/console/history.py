@@ -90,14 +90,30 @@ def read_history(store: Store, group: str, since_ms: int) -> tuple[list[GroupPoi
     for batch in read_ranges(core, {name: offsets}) if offsets else ():
         for record in batch:
             row = _parse(record.value)
-            if isinstance(row.get("groups"), dict) and group in row["groups"]:
-                end, lag, lag_ms = row["groups"][group]
-                points.append(GroupPoint(record.timestamp, end, lag, lag_ms))
-            elif row.get("rebalance") == group:
-                fields = {field: row[field] for field in Rebalance._fields if field in row}
-                if len(fields) == len(Rebalance._fields):
-                    rebalances.append(Rebalance(**fields))
+            if (point := _point(record.timestamp, row, group)) is not None:
+                points.append(point)
+            elif row.get("rebalance") == group and (rebalance := _rebalance(row)) is not None:
+                rebalances.append(rebalance)
     return points, rebalances
+
+
+def _point(time_ms: int, row: dict[str, Any], group: str) -> GroupPoint | None:
+    groups = row.get("groups")
+    numbers = groups.get(group) if isinstance(groups, dict) else None
+    if not isinstance(numbers, list) or len(numbers) != 3:
+        return None
+    end, lag, lag_ms = numbers
+    if not (isinstance(end, int) and isinstance(lag, int) and isinstance(lag_ms, int | None)):
+        return None
+    return GroupPoint(time_ms, end, lag, lag_ms)
+
+
+def _rebalance(row: dict[str, Any]) -> Rebalance | None:
+    fields = {name: row.get(name) for name in Rebalance._fields}
+    cause = fields.pop("cause")
+    if not isinstance(cause, str) or not all(isinstance(number, int) for number in fields.values()):
+        return None
+    return Rebalance(**{**fields, "cause": cause})  # type: ignore[arg-type]
 
 
 class History:
@@ -125,7 +141,7 @@ class History:
 def _parse(data: bytes | None) -> dict[str, Any]:
     try:
         row = json.loads(data or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}
 

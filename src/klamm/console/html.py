@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
 
-__all__ = ["Child", "Html", "el", "join", "visible"]
+__all__ = ["Child", "Html", "el", "exact", "join", "visible"]
 
 
 class Html(str):
@@ -25,21 +25,32 @@ class Html(str):
 Child: TypeAlias = "str | int | float | Iterable[Child] | None"
 
 _EMPTY = frozenset({"input", "br", "link", "meta", "hr", "img"})
-# Control characters, and those that reorder text or take no space: they would show something else than what is there.
+_DROPS_NEWLINE = frozenset({"textarea", "pre"})  # a browser drops a newline that such an element begins with
+# Control characters, those that reorder text or take no space, which would show something else than what is there, and
+# halves of surrogate pairs, which JSON can have and UTF-8 cannot.
 _INVISIBLE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
 )
 
 
 def el(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
     """Return an element."""
     given = "".join(_attribute(key, value) for key, value in attributes.items())
-    return Html(f"<{tag}{given}>") if tag in _EMPTY else Html(f"<{tag}{given}>{join(children)}</{tag}>")
+    if tag in _EMPTY:
+        return Html(f"<{tag}{given}>")
+    inner = join(children)
+    newline = "\n" if tag in _DROPS_NEWLINE and inner.startswith("\n") else ""
+    return Html(f"<{tag}{given}>{newline}{inner}</{tag}>")
 
 
 def join(children: Iterable[Child]) -> Html:
     """Return the children, one behind the other."""
     return Html("".join(map(_text, children)))
+
+
+def exact(text: str) -> Html:
+    """Return text as it is, nothing spelled out: for fields of forms, which send it back."""
+    return Html(escape(text))
 
 
 def visible(text: str) -> str:
@@ -51,7 +62,12 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+    return f" {name}" if value is True else f' {name}="{escape(_encodable(str(value)))}"'
+
+
+def _encodable(text: str) -> str:
+    """Return text that UTF-8 can encode: halves of surrogate pairs are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(child: Child) -> str:

@@ -128,7 +128,7 @@ class Guard:
                 f"klamm console: the Host {host!r} is not this console's (--allow-host adds a name)\n", 421
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _netloc(origin) != host:
             return PlainTextResponse("klamm console: the request comes from another site\n", 403)
         is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is the same site
         if is_foreign and headers.get("sec-fetch-dest") != "document":
@@ -197,6 +197,13 @@ class Guard:
     def is_token(self, given: str) -> bool:
         expected = self._options.token
         return expected is not None and hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _cookie(headers: Headers) -> str:

@@ -26,6 +26,7 @@ def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Call
         from klamm.console.app import create_app
     except ImportError as error:
         raise NotInstalled.package(error.name or "starlette", "'klamm[console]'") from None
+    from klamm.console.child import end_children
     from klamm.console.context import Console
     from klamm.console.history import Recorder
     from klamm.console.sampler import Sampler
@@ -46,6 +47,7 @@ def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Call
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             console.is_ending.set()
+            end_children()
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
@@ -63,6 +65,7 @@ def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Call
     try:
         server.run(sockets=[listener])
     finally:
+        end_children()
         sampler.stop()
 
 

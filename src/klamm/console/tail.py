@@ -73,12 +73,18 @@ def read_growth(console: Console, visit: Visit, since: Where | None, *, most: in
     return Growth(records, sum(map(len, grown.values())), new, position)
 
 
+def _since(last_id: str) -> Where | None:
+    """Return the positions of an event's id; None if it is none that this console gives out."""
+    try:
+        where = Where(last_id) if last_id else None
+    except KlammError:
+        return None
+    return where if where is not None and where.is_positions else None
+
+
 async def tail_events(console: Console, visit: Visit, request: Request) -> AsyncIterator[str]:
     """Yield an event whenever records came, until the visitor leaves."""
-    try:
-        since = Where(request.headers["last-event-id"]) if "last-event-id" in request.headers else None
-    except KlammError:
-        since = None
+    since = _since(request.headers.get("last-event-id", ""))
     view = view_of(visit)
     last_s, silent_s = time.monotonic(), 0.0
     while not (console.is_ending.is_set() or await request.is_disconnected()):

@@ -6,7 +6,7 @@ import shlex
 
 from klamm.times import format_time
 
-__all__ = ["command", "count", "duration", "moment", "rate", "size", "utf8"]
+__all__ = ["command", "count", "duration", "is_moment", "moment", "rate", "size", "utf8"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -53,6 +53,11 @@ def duration(milliseconds: float | None) -> str:
             part = rest // part_length
             return f"{whole:,} {unit} {part} {part_unit}" if part else f"{whole:,} {unit}"
     raise AssertionError(milliseconds)
+
+
+def is_moment(time_ms: int) -> bool:
+    """Return whether there is such a time; a record's timestamp may be any number."""
+    return moment(time_ms) != str(time_ms)
 
 
 def moment(time_ms: int | None) -> str:

@@ -15,7 +15,7 @@ from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
 from klamm.console.pages.frame import Page, bar, card, cell, field, note, select, table, topic_address
-from klamm.console.pages.produce import VALUE_KINDS, check_changes, form_value, value_as_typed
+from klamm.console.pages.produce import VALUE_KINDS, check_changes, form_value, value_area, value_as_typed
 from klamm.console.pages.record_html import value_html
 from klamm.console.pages.topic import chosen_partitions, view_of
 from klamm.errors import KlammError
@@ -197,9 +197,9 @@ def render_letters(console: Console, visit: Visit, data: dict[str, Any]) -> Html
         )
         for row in data["letters"]
     ]
-    title = [el("a", "Dead letters", href="/dead-letters", class_="crumb"), el("span", "/", class_="crumb"), topic]
     left = data["waiting"] - len(data["letters"])
-    parts: list[Html | None] = [el("h1", title, el("small", f"{text.count(data['waiting'], 'letter')} to be put back"))]
+    waiting = el("small", f"{text.count(data['waiting'], 'letter')} to be put back")
+    parts: list[Html | None] = [_letters_title(visit, waiting)]
     running = data["redrive"]
     if running is not None:
         parts.append(_running(console, visit, data))
@@ -220,6 +220,11 @@ def render_letters(console: Console, visit: Visit, data: dict[str, Any]) -> Html
             note(f"The first {len(data['letters']):,}; {left:,} more are waiting.") if left else None,
         ]
     )
+
+
+def _letters_title(visit: Visit, more: Html | None = None) -> Html:
+    crumbs = [el("a", "Dead letters", href="/dead-letters", class_="crumb"), el("span", "/", class_="crumb")]
+    return el("h1", crumbs, visit.params["topic"], more)
 
 
 def _form(visit: Visit, data: dict[str, Any]) -> Html:
@@ -243,6 +248,11 @@ def _form(visit: Visit, data: dict[str, Any]) -> Html:
         class_="filter",
         data_filter=True,
     )
+
+
+def _form_again(console: Console, visit: Visit) -> Html:
+    errors = console.letters.count(visit.params["topic"])
+    return join([_letters_title(visit), _form(visit, {"error": visit.one("error"), "errors": errors})])
 
 
 def _plan_html(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
@@ -337,6 +347,7 @@ LETTERS = Page(
     render=render_letters,
     command=_words,
     is_live=True,
+    on_error=_form_again,
 )
 
 
@@ -408,17 +419,17 @@ def _edit_form(console: Console, visit: Visit, data: dict[str, Any]) -> Html | N
     if not console.options.allow_changes:
         return note("This console only reads: klamm dlq redrive, or klamm console --allow-changes, puts it back.")
     kind, typed = value_as_typed(data["_record"].value)
+    if "value" in visit.query:  # it could not be put back
+        kind, typed = visit.one("kind", "text"), visit.raw("value")
     value = [
-        el(
-            "label", el("span", "Value that goes back"), el("textarea", typed, name="value", rows=8, spellcheck="false")
-        ),
-        el("div", select("Value is", "kind", kind, VALUE_KINDS), _to_field(), class_="pair"),
+        value_area("Value that goes back", typed, 8),
+        el("div", select("Value is", "kind", kind, VALUE_KINDS), _to_field(visit), class_="pair"),
     ]
     return el(
         "form",
         el("h2", "Put it back", None if data["is_masked"] else ", edited or as it is"),
         el("input", type="hidden", name="csrf", value=visit.csrf),
-        el("div", _to_field(), class_="pair") if data["is_masked"] else value,
+        el("div", _to_field(visit), class_="pair") if data["is_masked"] else value,
         el("p", el("button", "Put it back", class_="primary", id="redrive"), class_="actions"),
         method="post",
         action=visit.path,
@@ -426,8 +437,8 @@ def _edit_form(console: Console, visit: Visit, data: dict[str, Any]) -> Html | N
     )
 
 
-def _to_field() -> Html:
-    return field("To topic", "to", "", hint="where it came from")
+def _to_field(visit: Visit) -> Html:
+    return field("To topic", "to", visit.one("to"), hint="where it came from")
 
 
 def redrive_one(console: Console, form: Visit) -> str:
@@ -462,4 +473,5 @@ LETTER = Page(
         *("dlq", "redrive", visit.params["topic"]),
         *("--letter", f"{visit.params['partition']}/{visit.params['offset']}", "--dry-run"),
     ),
+    on_error=lambda console, visit: render_letter(console, visit, read_letter(console, visit)),
 )

@@ -71,6 +71,8 @@ class Page:
     command: Callable[[Console, Visit], str]
     """The command line that prints the same."""
     is_live: bool = False
+    on_error: Callable[[Console, Visit], Html] | None = None
+    """What is shown above an error: the form with what was typed, so that it can be corrected."""
 
     @property
     def api_path(self) -> str:

@@ -211,12 +211,20 @@ def _move(console: Console, move: OffsetMove) -> dict[str, Any]:
 
 
 def render_reset(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    name = data["group"]
+    parts: list[Html | None] = [_reset_form(console, visit)]
+    if data["plan"] is not None:
+        parts += [_what_if(data), _plan_table(data["plan"]), _apply(console, visit, data)]
+    return join(parts)
+
+
+def _reset_form(console: Console, visit: Visit) -> Html:
+    """Return the title and the form of a reset. UnknownGroup if there is no such group."""
+    name = console.store.groups.describe(_name(visit)).name
     form = el(
         "form",
         el("input", type="hidden", name="group", value=name),
-        field("To", "to", data["to"], hint="earliest, latest, 4711, 2h, a time", wide=True),
-        field("Topic", "topic", data["topic"], hint="all it has", wide=True),
+        field("To", "to", visit.one("to"), hint="earliest, latest, 4711, 2h, a time", wide=True),
+        field("Topic", "topic", visit.one("topic"), hint="all it has", wide=True),
         el("span", el("button", "Show the plan", class_="primary"), class_="actions"),
         method="get",
         action="/groups/reset",
@@ -230,10 +238,7 @@ def render_reset(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         el("span", "/", class_="crumb"),
         "Reset",
     ]
-    parts: list[Html | None] = [el("h1", title), form]
-    if data["plan"] is not None:
-        parts += [_what_if(data), _plan_table(data["plan"]), _apply(console, visit, data)]
-    return join(parts)
+    return join([el("h1", title), form])
 
 
 def _what_if(data: dict[str, Any]) -> Html:
@@ -316,4 +321,5 @@ RESET = Page(
         visit.one("to") or "WHERE",
         *(("--topic", visit.one("topic")) if visit.one("topic") else ()),
     ),
+    on_error=_reset_form,
 )

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
+from klamm.console.html import Html, el, exact, join
 from klamm.console.pages.frame import Page, field, note, select, topic_address
 from klamm.console.pages.topic import heading, read_record
 from klamm.errors import InvalidRecord
 
-__all__ = ["PRODUCE", "VALUE_KINDS", "check_changes", "form_value", "produce", "value_as_typed"]
+if TYPE_CHECKING:
+    from klamm.batch import Record
+
+__all__ = ["PRODUCE", "VALUE_KINDS", "check_changes", "form_value", "produce", "value_area", "value_as_typed"]
 
 VALUE_KINDS = (("text", "text"), ("hex", "hex"), ("none", "tombstone: no value"))
+# What a form would not send back as it was (a carriage return, a NUL), or would show as something else.
+_NOT_TYPED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def check_changes(console: Console) -> None:
@@ -32,6 +38,7 @@ def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
     topic = visit.params["topic"]
     partitions = len(console.store.topics.describe(topic).partitions)
     filled = {"topic": topic, "partitions": partitions, "key": "", "value": "", "kind": "text", "headers": ""}
+    filled["partition"] = ""
     like = visit.one("like")
     if not like:
         return filled
@@ -44,67 +51,86 @@ def read_produce(console: Console, visit: Visit) -> dict[str, Any]:
             403, f"{topic}/{like}: fields of it are masked, which a copy would lose", "send it with klamm send"
         )
     kind, value = value_as_typed(record.value)
+    key, headers = text.utf8(record.key), "\n".join(f"{name}={text.utf8(data)}" for name, data in record.headers)
     return {
         **filled,
         "like": like,
-        "key": text.utf8(record.key),
+        "key": key,
         "has_key": record.key is not None,
         "value": value,
         "kind": kind,
-        "headers": "\n".join(f"{name}={text.utf8(data)}" for name, data in record.headers),
-        "note": _unlike(record),
+        "headers": headers,
+        "note": "" if _is_typed(record, key, headers) else _UNLIKE,
     }
 
 
 def value_as_typed(data: bytes | None) -> tuple[str, str]:
-    """Return a value as the form has it, and how."""
+    """Return a value as the form has it, and how. The form sends back the same bytes."""
     if data is None:
         return "none", ""
     plain = plain_bytes(data)
-    # A form turns every end of a line into \\r\\n, and its end is turned back into \\n: others are hex.
-    if isinstance(plain, str) and "\r" not in plain and "\0" not in plain:
+    if isinstance(plain, str) and not _NOT_TYPED.search(plain):
         return "text", plain
     return "hex", data.hex(" ")
 
 
-def _unlike(record: Any) -> str:
-    """Say what of the record the form cannot hold."""
-    parts = [record.key, *(value for _, value in record.headers)]
-    if any(part is not None and not isinstance(plain_bytes(part), str) for part in parts):
-        return "Its key or headers are not all text: bytes that are not are shown as \\xNN, and sent as that text."
-    return ""
+def value_area(label: str, value: str, rows: int) -> Html:
+    """Return the field of a value."""
+    area = el("textarea", exact(value), name="value", rows=rows, spellcheck="false")
+    return el("label", el("span", label), area)
+
+
+_UNLIKE = "Its key or headers cannot be typed as they are: the fields show what is sent in their place."
+
+
+def _is_typed(record: Record, key: str, headers: str) -> bool:
+    """Return whether the form sends back the key and headers of a record as they were."""
+    try:
+        is_same = _parse_headers(headers) == list(record.headers)
+    except InvalidRecord:
+        return False
+    return is_same and (key.encode() or None) == record.key and not _NOT_TYPED.search(key + headers) and "\n" not in key
 
 
 def render_produce(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    partitions = [("", "by the key"), *((str(number), str(number)) for number in range(min(1000, data["partitions"])))]
-    form = el(
-        "form",
-        el("input", type="hidden", name="csrf", value=visit.csrf),
-        el("div", field("Key", "key", data["key"], hint="none"), class_="pair"),
-        el("label", el("span", "Value"), el("textarea", data["value"], name="value", rows=10, spellcheck="false")),
-        el(
-            "div",
-            select("Value is", "kind", data["kind"], VALUE_KINDS),
-            select("Partition", "partition", "", partitions),
-            class_="pair",
-        ),
-        el(
-            "label",
-            el("span", "Headers, one name=value in a line"),
-            el("textarea", data["headers"], name="headers", rows=3, spellcheck="false"),
-        ),
-        el("p", el("button", "Produce", class_="primary"), class_="actions"),
-        method="post",
-        action=topic_address(data["topic"], "/produce"),
-        class_="stack",
-    )
     return join(
         [
             heading(console, visit, "Produce"),
             note(f"A copy of {data['like']}: it is appended as a new record.") if data.get("like") else None,
             note(data["note"], kind="warn") if data.get("note") else None,
-            form,
+            _form(visit, data),
         ]
+    )
+
+
+def _typed_again(console: Console, visit: Visit) -> Html:
+    """Return the page with what was typed, for a record that could not be appended."""
+    check_changes(console)
+    topic = visit.params["topic"]
+    data: dict[str, Any] = {"topic": topic, "partitions": len(console.store.topics.describe(topic).partitions)}
+    data |= {name: visit.raw(name) for name in ("key", "value", "kind", "partition", "headers")}
+    return join([heading(console, visit, "Produce"), _form(visit, data)])
+
+
+def _form(visit: Visit, data: dict[str, Any]) -> Html:
+    partitions = [("", "by the key"), *((str(number), str(number)) for number in range(min(1000, data["partitions"])))]
+    headers = el("textarea", exact(data["headers"]), name="headers", rows=3, spellcheck="false")
+    return el(
+        "form",
+        el("input", type="hidden", name="csrf", value=visit.csrf),
+        el("div", field("Key", "key", data["key"], hint="none"), class_="pair"),
+        value_area("Value", data["value"], 10),
+        el(
+            "div",
+            select("Value is", "kind", data["kind"], VALUE_KINDS),
+            select("Partition", "partition", data["partition"], partitions),
+            class_="pair",
+        ),
+        el("label", el("span", "Headers, one name=value in a line"), headers),
+        el("p", el("button", "Produce", class_="primary"), class_="actions"),
+        method="post",
+        action=topic_address(data["topic"], "/produce"),
+        class_="stack",
     )
 
 
@@ -112,9 +138,9 @@ def produce(console: Console, form: Visit) -> str:
     """Append the record of a form; return the address of the record."""
     check_changes(console)
     topic = form.params["topic"]
-    key = form.one("key")
+    key = form.raw("key")
     number = form.number("partition", -1, most=2**31)
-    headers = [_header(line) for line in form.one("headers").splitlines() if line.strip()]
+    headers = _parse_headers(form.raw("headers"))
     appended = console.store.append_many(
         topic,
         [(key.encode() or None, form_value(form), headers or None)],
@@ -126,7 +152,7 @@ def produce(console: Console, form: Visit) -> str:
 
 
 def form_value(form: Visit) -> bytes | None:
-    given = form.query.get("value", [""])[-1].replace("\r\n", "\n")
+    given = form.raw("value").replace("\r\n", "\n")
     kind = form.one("kind", "text")
     if kind == "none":
         return None
@@ -136,6 +162,10 @@ def form_value(form: Visit) -> bytes | None:
         except ValueError as error:
             raise InvalidRecord(f"value: is not hex: {error}", hint="expected pairs of hex digits") from None
     return given.encode()
+
+
+def _parse_headers(lines: str) -> list[tuple[str, bytes]]:
+    return [_header(line) for line in re.split("\r?\n", lines) if line.strip()]
 
 
 def _header(line: str) -> tuple[str, bytes]:
@@ -151,4 +181,5 @@ PRODUCE = Page(
     read=read_produce,
     render=render_produce,
     command=lambda console, visit: console.command("send", visit.params["topic"], "VALUE", "--key", "KEY"),
+    on_error=_typed_again,
 )

@@ -63,23 +63,27 @@ def read_purge(console: Console, visit: Visit) -> dict[str, Any]:
 
 
 def render_purge(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    partitions = [("", "all"), *((str(number), str(number)) for number in range(min(1000, data["partitions"])))]
-    form = el(
-        "form",
-        field("Before", "before", data["before"], hint="latest, 3d, 4711, a time", wide=True),
-        select("Partition", "partition", data["partition"], partitions),
-        el("span", el("button", "Show what would go", class_="primary"), class_="actions"),
-        method="get",
-        action=visit.path,
-        class_="filter",
-        data_filter=True,
-    )
-    parts: list[Html | None] = [heading(console, visit, "Purge"), form]
+    parts: list[Html | None] = [heading(console, visit, "Purge"), _form(console, visit)]
     if data["plan"] is not None:
         parts += [_preview(data), _table(data), _apply(console, visit, data)]
     else:
         parts.append(el("p", "Records before a position are deleted, for good; offsets go on.", class_="quiet"))
     return join(parts)
+
+
+def _form(console: Console, visit: Visit) -> Html:
+    count = len(console.store.topics.describe(visit.params["topic"]).partitions)
+    partitions = [("", "all"), *((str(number), str(number)) for number in range(min(1000, count)))]
+    return el(
+        "form",
+        field("Before", "before", visit.one("before"), hint="latest, 3d, 4711, a time", wide=True),
+        select("Partition", "partition", visit.one("partition"), partitions),
+        el("span", el("button", "Show what would go", class_="primary"), class_="actions"),
+        method="get",
+        action=topic_address(visit.params["topic"], "/purge"),
+        class_="filter",
+        data_filter=True,
+    )
 
 
 def _preview(data: dict[str, Any]) -> Html:
@@ -171,4 +175,5 @@ PURGE = Page(
     read=read_purge,
     render=render_purge,
     command=_words,
+    on_error=lambda console, visit: join([heading(console, visit, "Purge"), _form(console, visit)]),
 )

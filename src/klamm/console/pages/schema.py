@@ -70,20 +70,9 @@ def render_schema(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     summary = f"{text.count(data['json'])} of {text.count(data['records'], 'record')} are JSON"
     if other:
         summary += f", {text.count(other)} are something else"
-    form = el(
-        "form",
-        field("From", "from", visit.one("from"), hint="the last ones"),
-        field("Records", "n", visit.one("n"), hint=str(_COUNT)),
-        el("span", el("button", "Infer", class_="primary"), class_="actions"),
-        method="get",
-        action=visit.path,
-        class_="filter",
-        data_filter=True,
-    )
     return join(
         [
-            heading(console, visit, "Schema"),
-            form,
+            _top(console, visit),
             el("div", el("span", summary), class_="bar"),
             note(f"{text.count(changed, 'field')} changed within these records.", kind="warn") if changed else None,
             table(
@@ -95,6 +84,20 @@ def render_schema(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
             note(f"Only the first {MOST_FIELDS} fields are shown.") if len(rows) >= MOST_FIELDS else None,
         ]
     )
+
+
+def _top(console: Console, visit: Visit) -> Html:
+    form = el(
+        "form",
+        field("From", "from", visit.one("from"), hint="the last ones"),
+        field("Records", "n", visit.one("n"), hint=str(_COUNT)),
+        el("span", el("button", "Infer", class_="primary"), class_="actions"),
+        method="get",
+        action=visit.path,
+        class_="filter",
+        data_filter=True,
+    )
+    return join([heading(console, visit, "Schema"), form])
 
 
 def _drift(topic: str, row: dict[str, Any]) -> Html:
@@ -117,4 +120,5 @@ SCHEMA = Page(
     read=read_schema,
     render=render_schema,
     command=_words,
+    on_error=_top,
 )

@@ -20,7 +20,7 @@ from klamm.console import text
 from klamm.console.child import run_child
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
+from klamm.console.html import Html, el, exact, join
 from klamm.console.pages.frame import Page, bar, cell, chart, table
 from klamm.console.pages.produce import check_changes
 from klamm.times import parse_time
@@ -50,10 +50,14 @@ def _kept(console: Console) -> dict[str, str]:
     return {file.stem: file.read_text(errors="replace")[:20_000] for file in files if file.is_file()}
 
 
-def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
-    """Return the rows of a query, and the queries that are kept."""
+def check_mask(console: Console) -> None:
     if console.mask:
         raise RequestError(403, "there is no SQL in a console with --mask", "a query could show what is masked")
+
+
+def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
+    """Return the rows of a query, and the queries that are kept."""
+    check_mask(console)
     query = visit.one("q")
     data: dict[str, Any] = {
         "query": query,
@@ -74,35 +78,15 @@ def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
     return {**data, "columns": columns, "rows": rows, "is_cut": result.is_cut, "took_ms": result.took_ms}
 
 
+_TITLE = el("h1", "SQL", el("small", "topics are tables; text(value) ->> '$.id' looks into JSON"))
+
+
 def render_sql(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    form = el(
-        "form",
-        el(
-            "label",
-            el("span", "Query"),
-            el(
-                "textarea",
-                data["query"],
-                name="q",
-                rows=3,
-                spellcheck="false",
-                placeholder="select text(key), count(*) from orders group by 1 order by 2 desc",
-            ),
-        ),
-        el("p", el("button", "Run", class_="primary"), class_="actions"),
-        method="get",
-        action="/sql",
-        class_="stack query",
-        data_filter=True,
-    )
-    kept = [
-        el("a", name, href=f"/sql?{urlencode({'q': query})}", class_="button")
-        for name, query in data["queries"].items()
-    ]
+    kept = _kept_queries(data["queries"])
     parts: list[Html | None] = [
-        el("h1", "SQL", el("small", "topics are tables; text(value) ->> '$.id' looks into JSON")),
-        el("p", kept, class_="actions") if kept and not visit.is_saved else None,
-        el("pre", data["query"]) if visit.is_saved else form,
+        _TITLE,
+        kept if not visit.is_saved else None,
+        el("pre", data["query"]) if visit.is_saved else _form(visit),
     ]
     if data["rows"] is not None:
         cut = f", the first {len(data['rows']):,}" if data["is_cut"] else ""
@@ -114,6 +98,30 @@ def render_sql(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
             _keep_form(console, visit, data),
         ]
     return join(parts)
+
+
+def _kept_queries(queries: dict[str, str]) -> Html | None:
+    links = [el("a", name, href=f"/sql?{urlencode({'q': query})}", class_="button") for name, query in queries.items()]
+    return el("p", links, class_="actions") if links else None
+
+
+def _form(visit: Visit) -> Html:
+    hint = "select text(key), count(*) from orders group by 1 order by 2 desc"
+    area = el("textarea", exact(visit.raw("q")), name="q", rows=3, spellcheck="false", placeholder=hint)
+    return el(
+        "form",
+        el("label", el("span", "Query"), area),
+        el("p", el("button", "Run", class_="primary"), class_="actions"),
+        method="get",
+        action="/sql",
+        class_="stack query",
+        data_filter=True,
+    )
+
+
+def _form_again(console: Console, visit: Visit) -> Html:
+    check_mask(console)
+    return join([_TITLE, _kept_queries(_kept(console)), _form(visit)])
 
 
 def _number(value: Any) -> float | None:
@@ -220,4 +228,5 @@ SQL = Page(
     read=read_sql,
     render=render_sql,
     command=lambda console, visit: console.command("sql", visit.one("q") or "select 1"),
+    on_error=_form_again,
 )

@@ -10,7 +10,6 @@ from klamm.console import text
 from klamm.console.context import Visit
 from klamm.console.html import Html, el
 from klamm.console.volume import Volume
-from klamm.times import format_time
 
 __all__ = ["STRETCHES", "read_timeline", "timeline_html"]
 
@@ -58,7 +57,7 @@ def timeline_html(visit: Visit, data: dict[str, Any]) -> Html | None:
         data_step=(edges[-1] - edges[0]) / len(counts) / 1000,
     )
     at = [edges[len(counts) * number // _LINKS] for number in range(_LINKS)]
-    links = [el("a", _label(edge, edges), href=base + quote(format_time(edge))) for edge in at]
+    links = [el("a", _label(edge, edges), href=base + quote(text.moment(edge))) for edge in at if text.is_moment(edge)]
     left_out = data["partitions_left_out"]
     more = el("span", f"{left_out:,} partitions left out", class_="quiet") if left_out else None
     return el(

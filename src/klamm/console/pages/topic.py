@@ -254,6 +254,7 @@ TOPIC = Page(
     read=read_topic,
     render=render_topic,
     command=lambda console, visit: console.command(*_words(visit)),
+    on_error=lambda console, visit: join([heading(console, visit, "Records"), _form(console, visit)]),
 )
 
 

@@ -108,7 +108,12 @@ function short(number, unit) {
 // Times are in UTC, as everywhere in the console.
 const utc = (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC");
 const two = (number) => String(number).padStart(2, "0");
-const clock = (at, length = 19) => new Date(Math.round(at * 1000)).toISOString().slice(0, length).replace("T", " ");
+const clock = (at, length = 19) => iso(at).slice(0, length).replace("T", " ");
+
+function iso(at) { // a record's timestamp may be any number
+  const date = new Date(Math.floor(at * 1000 + 0.001));
+  return Number.isNaN(date.getTime()) ? "–" : date.toISOString();
+}
 
 function ticks(_, splits, __, ___, step) {
   return splits.map((at, number) => {
@@ -163,7 +168,7 @@ function drawTimeline(place, data, axis) {
   const moments = live.querySelector("nav.moments");
   if (moments) moments.hidden = true; // the axis says it
   const step = Number(place.dataset.step);
-  const jump = (at) => { if (place.dataset.jump) location.href = place.dataset.jump + encodeURIComponent(new Date(Math.floor(at * 1000)).toISOString()); };
+  const jump = (at) => { if (place.dataset.jump && iso(at) !== "–") location.href = place.dataset.jump + encodeURIComponent(iso(at)); };
   const end = data[0][data[0].length - 1] + step;
   const plot = new uPlot({
     width: Math.max(200, place.clientWidth - 24), height: 100, legend: { live: true }, tzDate: utc,
