@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from klamm.errors import InvalidSetting
+from klamm.spark.server.address import SECURITY_OPTIONS, SERVER
 from klamm.store.names import nearest
 
 __all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "check_names", "is_table"]
@@ -35,6 +36,8 @@ SOURCE_OPTIONS = (
     "failOnDataLoss",
     "isolation",
     "groupId",
+    SERVER,
+    *SECURITY_OPTIONS,
 )
 
 SINK_OPTIONS = (

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from klamm.client.produce.target import codec_of
 from klamm.errors import InvalidSetting
 from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, check_names, is_table
-from klamm.spark.options import boolean, choice, directory_of, whole_number
+from klamm.spark.options import boolean, choice, store_of, whole_number
 from klamm.store.groups import checked_name
 
 __all__ = ["WriteOptions"]
@@ -60,8 +60,11 @@ class WriteOptions:
         if topic is not None and not topic.strip():
             raise InvalidSetting("topic: is empty", hint="name one, or leave the option out and have a column topic")
         level = _level(options)
+        path, server = store_of(options)
+        if server is not None:
+            raise InvalidSetting(f"{path}: a server cannot be written to", hint="name the store's directory")
         return WriteOptions(
-            path=directory_of(options),
+            path=path,
             topic=None if topic is None else topic.strip(),
             columns=_columns(options),
             codec=codec_of(options.get("compression", "none").strip().lower(), level),
