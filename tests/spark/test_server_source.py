@@ -45,7 +45,7 @@ def test_a_batch_is_the_same_dataframe_with_every_way_to_name_the_server(
     assert len(wanted) == 201 and rows(there) == wanted
     pushed = rows(there.where("partition = 1 AND offset >= 5"))
     assert pushed == [row for row in wanted if row.partition == 1 and row.offset >= 5] != []
-    cut = {
+    cut: dict[str, Any] = {
         "assign": {"orders": [0, 2]},
         "startingOffsets": {"orders": {"0": -2, "2": 2}},
         "endingOffsets": {"orders": {"0": 4, "2": -1}},

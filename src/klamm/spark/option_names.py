@@ -12,7 +12,9 @@ from klamm.errors import InvalidSetting
 from klamm.spark.server.address import SECURITY_OPTIONS, SERVER
 from klamm.store.names import nearest
 
-__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "check_names", "is_table"]
+__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "TRANSACTION_TIMEOUT", "check_names", "is_table"]
+
+TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 
 SOURCE_OPTIONS = (
     "path",
@@ -53,6 +55,9 @@ SINK_OPTIONS = (
     "txnVersion",
     "checkpointLocation",
     "onConflict",
+    SERVER,
+    *SECURITY_OPTIONS,
+    TRANSACTION_TIMEOUT,
 )
 
 _OF_TABLES = "location"

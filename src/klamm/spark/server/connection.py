@@ -10,9 +10,9 @@ import itertools
 import socket
 import ssl
 import time
+from importlib.metadata import version as version_of
 from typing import Any
 
-import klamm
 from klamm.errors import StoreError, Unsupported
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire import Api, MalformedMessage, Struct
@@ -136,7 +136,7 @@ class Connection:
     # ---- what comes first
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
-        request = API_VERSIONS.request(client_software_name="klamm", client_software_version=klamm.__version__)
+        request = API_VERSIONS.request(client_software_name="klamm", client_software_version=version_of("klamm"))
         number = next(self._numbers)
         try:
             self._socket.sendall(b"".join(request_frame(API_VERSIONS, 3, number, CLIENT_ID, request)))

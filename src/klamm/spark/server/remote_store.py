@@ -67,7 +67,8 @@ class ServerStore:
 
     def is_in_place(self) -> bool:
         """Return whether the server still serves the store that it served first."""
-        return self.client.cluster_id == self.catalog.store_id
+        store_id: str = self.catalog.store_id
+        return self.client.cluster_id == store_id
 
     def close(self) -> None:
         self.closed = True
