@@ -96,7 +96,7 @@ def _is_committed(execute: Execute, batch: BatchId) -> bool:
 
 
 def is_recorded(last: WriterNumber | None, batch: BatchId) -> bool:
-    """Return whether the batch is in the log, by the last row of its writer. Raise BatchConflict like `is_committed`."""
+    """Like `is_committed`, of the last row of the batch's writer."""
     if last is None or batch.number > last.number:
         return False
     if batch.number == last.number and _is_same(batch, last):

@@ -50,9 +50,7 @@ async def decide_transactions(broker: Broker, call: Call) -> Struct:
             return response(**_last_fields(last))
         for topic in request.topics:
             if broker.topics.by_id(bytes(topic.topic_id)) is None:
-                raise ApiError(
-                    ErrorCode.UNKNOWN_TOPIC_ID, f"the topic with id {bytes(topic.topic_id).hex()} was deleted"
-                )
+                raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {bytes(topic.topic_id).hex()} was deleted")
         code, decided = await broker.transact(
             request.scope, broker.transaction_coordinator.decide, _decision_of(request)
         )

@@ -76,7 +76,7 @@ def check_server(client: Client) -> None:
     """Raise Unsupported if the server cannot decide several transactions at once."""
     if not client.knows(DECIDE_TRANSACTIONS):
         raise Unsupported(
-            f"{client.address}: the server cannot commit at once what several tasks have written: it is not klamm serve",
+            f"{client.address}: the server cannot commit what several tasks have written: it is not klamm serve",
             hint='an Apache Kafka is written to with format("kafka"), which is at least once; nothing was written',
         )
 
