@@ -20,6 +20,7 @@ from klamm.kafka.wire.messages import (
     CREATE_ACLS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
+    DECIDE_TRANSACTIONS,
     DELETE_ACLS,
     DELETE_GROUPS,
     DELETE_RECORDS,
@@ -404,6 +405,11 @@ _OF_TRANSACTIONS: list[tuple[Api, tuple[int, ...], _Fields]] = [
     ),
     (TXN_OFFSET_COMMIT, (0, 3), _txn_committing),
     (PRODUCE, (12,), _transactional),
+    (
+        DECIDE_TRANSACTIONS,
+        (0,),
+        lambda world, name, _: {"writer": name, "scope": f"{name}/t/", "committed": False},
+    ),
     (DESCRIBE_TRANSACTIONS, (0,), lambda world, name, _: {"transactional_ids": [name]}),
 ]
 

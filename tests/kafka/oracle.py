@@ -22,13 +22,17 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_writer
 
 from klamm.kafka.wire import Api, Message
-from klamm.kafka.wire.messages import APIS
+from klamm.kafka.wire.messages import APIS, DECIDE_TRANSACTIONS
 from klamm.kafka.wire.notation import Field, Shape
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MILLISECOND = datetime.timedelta(milliseconds=1)
 WORDS = ["", "orders", "größe", "日本", "x" * 126, "y" * 127, "z" * 300, "with\0nul"]
 BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
+
+
+KAFKAS = [api for api in APIS.values() if api is not DECIDE_TRANSACTIONS]
+"""The APIs that are Kafka's."""
 
 
 def known_versions(api: Api) -> list[int]:
@@ -38,7 +42,7 @@ def known_versions(api: Api) -> list[int]:
 
 def every_message() -> Iterator[tuple[Message, int]]:
     """Of ours that kio knows, too."""
-    for api in APIS.values():
+    for api in KAFKAS:
         for version in range(max(api.min_version, known_versions(api)[0]), api.max_version + 1):
             yield api.request, version
             yield api.response, version

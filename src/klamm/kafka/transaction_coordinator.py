@@ -4,6 +4,7 @@
     add         a partition, or a group, becomes part of its transaction; before the first batch, or the first offset
     commit      offsets of a group wait for the end of the transaction
     end         the transaction is decided, and every partition marked
+    decide      the same for several transactions at once, with a number of the writer (store/joint_decision.py)
     tick        what has timed out is aborted; what could not be marked is tried again
 
 What counts is in klamm.db, and what may happen to it in store/transaction_state.py. Here is a copy in memory, so that
@@ -41,6 +42,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.parallel_sync import ParallelSync
+from klamm.store import joint_decision
+from klamm.store.joint_decision import Decided, Decision
 from klamm.store.markers import is_synced
 from klamm.store.transaction_state import (
     ABORT,
@@ -64,6 +67,7 @@ from klamm.types import PartitionKey
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.log.partition import Partition
+    from klamm.store.database import Execute
     from klamm.store.directory import Core
     from klamm.store.groups import OffsetRow
     from klamm.store.transactions import PendingKey
@@ -75,6 +79,7 @@ Value = TypeVar("Value")
 
 _MAX_NAME = 4096
 _TRIES = 5
+_TURN_TRIES, _TURN_PAUSE_S = 100, 0.02  # to have the turn of all transactional ids of a decision
 
 STATES = {
     EMPTY: "Empty",
@@ -349,6 +354,82 @@ class TransactionCoordinator:
                         self._finish(row)
                 return _identified(done)
         return Identified(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    def decide(self, decision: Decision) -> tuple[ErrorCode, Decided | None]:
+        """Decide several transactions, and abort the others of their scope. None: it could not be tried just now."""
+        fresh_ids: dict[str, int] = {}
+        names = {*decision.producers}
+        for _ in range(_TURN_TRIES):
+            with self._core.catalog.database.reading() as execute:
+                names |= {*joint_decision.names_in(execute, decision.scope)}
+            with ExitStack() as turns:
+                if not all(turns.enter_context(self._turns.attempt(name)) for name in sorted(names)):
+                    turns.close()
+                    time.sleep(_TURN_PAUSE_S)
+                    continue
+                synced = self._partitions_of(decision)
+                if not self._transactions.sync(synced):
+                    return ErrorCode.COORDINATOR_NOT_AVAILABLE, None
+                decided = self._write_decision(decision, synced, fresh_ids, names)
+                if decided is None:  # another transactional id of the scope has come
+                    continue
+                if decided.outcome is Outcome.NEEDS_ID:
+                    fresh_ids[decided.name] = self._core.catalog.allocate_producer_id()
+                    continue
+                if decided.outcome is Outcome.NEEDS_SYNC:
+                    self._reload()
+                    continue
+                if decided.outcome is Outcome.CONCURRENT:
+                    self._retry_finish(decided.name)
+                    continue
+                for _, done in decided.steps:
+                    self._remember_step(done, None)
+                for _, done in decided.steps:
+                    for row in (done.retired, done.row):
+                        if row is not None and row.is_prepared:
+                            self._finish(row)
+                if decided.forgotten:
+                    for name in decided.forgotten:
+                        self._marked.pop(self._names.get(name, -1), None)
+                    self._reload()
+                return _CODES[decided.outcome], decided
+        return ErrorCode.CONCURRENT_TRANSACTIONS, None
+
+    def _partitions_of(self, decision: Decision) -> frozenset[PartitionKey]:
+        """Return the partitions of what is to be committed."""
+        events = {name: End(client, decision.commit, True) for name, client in decision.producers.items()}
+        return frozenset(key for name, event in events.items() for key in self._to_sync(name, event))
+
+    def _write_decision(
+        self, decision: Decision, synced: frozenset[PartitionKey], fresh_ids: dict[str, int], names: set[str]
+    ) -> Decided | None:
+        """Write the decision, in the turn of all its names. None: there is another one in the scope by now."""
+        marked = {name: row for name in names if (row := self._marked.get(self._names.get(name, -1))) is not None}
+        lineage = self._transactions.lineage
+        outputs = {}
+        if decision.commit and lineage.retention_ms:
+            for name in decision.producers:
+                row = self.row(name)
+                if row is not None and row.is_ongoing:
+                    outputs[row.key] = self._transactions.outputs(row)
+
+        def write(execute: Execute) -> Decided | None:
+            if not names.issuperset(joint_decision.names_in(execute, decision.scope)):
+                return None
+            decided = joint_decision.decide(
+                execute, decision, self._resolver.now(), synced=synced, marked=marked, fresh_ids=fresh_ids
+            )
+            for before, done in decided.steps:
+                if before is not None and done.row is not None and done.row.is_committed and before.key in outputs:
+                    lineage.write(execute, before, (), outputs[before.key])
+            return decided
+
+        decided = self._resolver.group_commit.run(write)
+        if decided is not None and decided.outcome is Outcome.OK and not decided.is_changed:
+            for before, done in decided.steps:  # what was marked before is written now that it is complete
+                if before is not None and done.row != before:
+                    self._marked.pop(before.producer_id, None)
+        return decided
 
     # ---- time
 

@@ -19,16 +19,30 @@ Promises
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import BatchConflict
 from klamm.store import once
+from klamm.store.joint_decision import find_last
 from klamm.store.once import AlreadyCommitted, WriterNumber
 
 if TYPE_CHECKING:
     from klamm.store.database import Database, Execute
 
-__all__ = ["BY_COLUMN", "MAX_ENDS", "PIPELINES", "BatchId", "is_committed", "put", "target_of"]
+__all__ = [
+    "BY_COLUMN",
+    "MAX_ENDS",
+    "PIPELINES",
+    "BatchId",
+    "is_committed",
+    "is_recorded",
+    "log_skipped",
+    "put",
+    "target_of",
+]
+
+_log = logging.getLogger("klamm.spark")
 
 MAX_ENDS = 4096  # characters
 BY_COLUMN = "topics by column"
@@ -73,8 +87,16 @@ def put(execute: Execute, batch: BatchId) -> None:
     execute("DELETE FROM once WHERE writer = ? AND target = ''", (batch.writer,))  # of format 3
 
 
+def log_skipped(batch: BatchId) -> None:
+    _log.warning("Skipping %s: it is in the log already, and was sent again after a failure or a restart", batch)
+
+
 def _is_committed(execute: Execute, batch: BatchId) -> bool:
-    last = once.find(execute, batch.writer, batch.target) or once.find(execute, batch.writer, "")
+    return is_recorded(find_last(execute, batch.writer, batch.target), batch)
+
+
+def is_recorded(last: WriterNumber | None, batch: BatchId) -> bool:
+    """Like `is_committed`, of the last row of the batch's writer."""
     if last is None or batch.number > last.number:
         return False
     if batch.number == last.number and _is_same(batch, last):

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from klamm.errors import InvalidSetting
+from klamm.spark.server.address import SECURITY_OPTIONS, SERVER
 from klamm.store.names import nearest
 
-__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "check_names", "is_table"]
+__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "TRANSACTION_TIMEOUT", "check_names", "is_table"]
+
+TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 
 SOURCE_OPTIONS = (
     "path",
@@ -35,6 +38,8 @@ SOURCE_OPTIONS = (
     "failOnDataLoss",
     "isolation",
     "groupId",
+    SERVER,
+    *SECURITY_OPTIONS,
 )
 
 SINK_OPTIONS = (
@@ -50,6 +55,9 @@ SINK_OPTIONS = (
     "txnVersion",
     "checkpointLocation",
     "onConflict",
+    SERVER,
+    *SECURITY_OPTIONS,
+    TRANSACTION_TIMEOUT,
 )
 
 _OF_TABLES = "location"

@@ -1,6 +1,7 @@
 """The options of format("klamm"), as text in and as values out; whatever does not fit is told in one sentence.
 
-    path                  the store's directory; load(path) says it, too
+    path                  the store's directory, or klamm://host:9092; load(path) says it, too
+    server                host:9092, in the place of path; with it how to log in: server/address.py
     subscribe             topics, with commas between them            one of these three
     subscribePattern      a regular expression for topics' names
     assign                JSON: {"orders": [0, 1]}
@@ -41,10 +42,11 @@ from klamm.log.reader import reads_committed
 from klamm.spark.checkpoint import local_path
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, parse_bound, parse_times
 from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, check_names
+from klamm.spark.server.address import SECURITY_OPTIONS, SERVER, ServerAddress
 from klamm.store.groups import checked_name
 from klamm.times import parse_duration
 
-__all__ = ["ReadOptions", "Subscription", "boolean", "choice", "directory_of", "whole_number"]
+__all__ = ["ReadOptions", "Subscription", "boolean", "choice", "store_of", "whole_number"]
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _SUBSCRIBING = ("subscribe", "subscribePattern", "assign")
@@ -77,6 +79,9 @@ class ReadOptions:
     """The options of a source."""
 
     path: str
+    """The store's directory, or how errors call the server."""
+    server: ServerAddress | None
+    """The server; None: the store's files are read."""
     subscription: Subscription
     starting: Bound
     ending: Bound
@@ -114,8 +119,10 @@ class ReadOptions:
             raise InvalidSetting(
                 f"minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}", hint="make it smaller"
             )
+        path, server = store_of(options)
         return ReadOptions(
-            path=directory_of(options),
+            path=path,
+            server=server,
             subscription=_subscription(options),
             starting=_starting(options, streaming),
             ending=_ending(options),
@@ -132,9 +139,22 @@ class ReadOptions:
         )
 
 
-def directory_of(options: Mapping[str, str]) -> str:
-    """Return the store's directory, absolute: tasks may run elsewhere."""
+def store_of(options: Mapping[str, str]) -> tuple[str, ServerAddress | None]:
+    """Return the store's directory, absolute, as tasks may run elsewhere; or the name and the address of its server."""
     path = options.get("path", "").strip()
+    hosts = re.fullmatch(r"klamm://(.*?)/?", path)
+    if SERVER in options or hosts is not None:
+        if SERVER in options and path:
+            raise InvalidSetting("path and server are both given", hint="give one of them")
+        address = ServerAddress.parse({SERVER: hosts[1] if hosts else "", **options})
+        return str(address), address
+    for name in SECURITY_OPTIONS:
+        if name in options:
+            raise InvalidSetting(f"{name}: is for a server", hint="give the option server, or a path klamm://host:9092")
+    return _directory(path), None
+
+
+def _directory(path: str) -> str:
     if not path:
         hint = (
             "the directory of the store: .load('events/'); an INSERT names columns: INSERT INTO orders (key, value) …"

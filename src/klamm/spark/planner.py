@@ -22,13 +22,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.batch import walk
 from klamm.errors import InvalidSetting, KlammError, NotAStore, OffsetOutOfRange, ReadOnly, UnknownTopic
 from klamm.log import lookup
 from klamm.spark.offsets import EARLIEST, LATEST, Bound, StreamOffsets, TopicIdPartition
 from klamm.spark.pushdown import EVERYTHING, PushedFilters
+from klamm.spark.server.remote_store import ServerPartition, ServerStore
 from klamm.store.directory import Core, acquire, release
 from klamm.types import Position
 from klamm.where import resume_at
@@ -54,15 +55,20 @@ class Range(NamedTuple):
 
 
 class Planner:
-    """Holds the store open, for writing where it can be. Not for several threads at a time."""
+    """Holds the store open, for writing where it can be, or the connection. Not for several threads at a time."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._told: set[str] = set()
-        self.core = _opened(options.path)
+        self.server = None if options.server is None else ServerStore(options.server)
+        core: Any = self.server  # which answers what is asked of a Core here
+        self.core: Core = core or _opened(options.path)
 
     def close(self) -> None:
-        release(self.core)
+        if self.server is not None:
+            self.server.close()
+        else:
+            release(self.core)
 
     @property
     def store_id(self) -> str:
@@ -105,7 +111,9 @@ class Planner:
         """Return the first offset whose record has at least this timestamp."""
         if self._options.committed:
             return partition.offset_at(timestamp_ms)
-        found = lookup.first_since(partition, timestamp_ms)
+        remote: Any = partition
+        is_remote = isinstance(remote, ServerPartition)
+        found = remote.first_since(timestamp_ms) if is_remote else lookup.first_since(partition, timestamp_ms)
         return None if found is None else found.offset
 
     def _resolve(self, bound: Bound, tp: TopicIdPartition, partition: Partition, ends: Ends) -> int:

@@ -64,7 +64,7 @@ def publish(core: Core, staged: Sequence[TaskCommit], directory: str, batch: Bat
         )
     except AlreadyCommitted as already:  # by another driver, meanwhile
         assert batch is not None
-        _log_skipped(batch)
+        batches.log_skipped(batch)
         error = already
     except BaseException as failed:
         error = failed
@@ -81,12 +81,8 @@ def is_published(core: Core, batch: BatchId) -> bool:
     """Return whether the batch is in the log, and log it if so. Raise BatchConflict as `publish` does."""
     if not batches.is_committed(core.catalog.database, batch):
         return False
-    _log_skipped(batch)
+    batches.log_skipped(batch)
     return True
-
-
-def _log_skipped(batch: BatchId) -> None:
-    _log.warning("Skipping %s: it is in the log already, and was sent again after a failure or a restart", batch)
 
 
 def _fill(core: Core, identity: Identity, staged: Sequence[TaskCommit], directory: str, *, durable: bool) -> None:

@@ -1,8 +1,9 @@
 """Read, in a task, a range of a log as Arrow record batches, straight from the segment files.
 
 The store is opened for reading only: no lock is taken and nothing written. A Python worker of Spark's runs many tasks,
-so it keeps the store open that it read last. Which store and topic it is was planned by id (planner.py, PLN2), and is
-checked here; a log that does not reach as far as was planned is an error, never a shorter result.
+so it keeps the store open that it read last, or the connection to its server. Which store and topic it is was planned
+by id (planner.py, PLN2), and is checked here; a log that does not reach as far as was planned is an error, never a
+shorter result.
 
 Arrow's types are exactly those that Spark expects: times in microseconds; headers are null if a record has none.
 """
@@ -18,6 +19,7 @@ from klamm.arrow.scan import Scan
 from klamm.arrow.schema import pyarrow, schema_of
 from klamm.errors import KlammError, NotAStore, OffsetOutOfRange, UnknownTopic
 from klamm.spark.planner import Range, beyond_end_error, deleted_error
+from klamm.spark.server.remote_store import ServerStore
 from klamm.store.directory import Core, acquire, release
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from klamm.choices import Isolation
     from klamm.log.partition import Partition
+    from klamm.spark.server.address import ServerAddress
     from klamm.store.directory import OpenTopic
 
 __all__ = ["Task", "forget_store", "read", "schema_for"]
@@ -43,13 +46,34 @@ class Task(NamedTuple):
     range: Range
     isolation: Isolation
     fail_on_data_loss: bool
+    server: ServerAddress | None = None
+    """None: the task reads the store's files."""
 
 
 _kept: tuple[tuple[str, int, int, int], Core] | None = None  # path, process, device and inode of the store read last
+_server: tuple[ServerAddress, int, ServerStore] | None = None  # address, process and store of the server asked last
+
+
+def _connected(server: ServerAddress, task: Task) -> Any:
+    """Return the store behind a server, which answers what is asked of a Core here."""
+    global _server
+    if _server is None or _server[:2] != (server, os.getpid()) or _server[2].closed:
+        forget_store()
+        _server = server, os.getpid(), ServerStore(server)
+    if _server[2].catalog.store_id != task.store_id:
+        forget_store()
+        raise NotAStore(
+            f"{task.path}: serves another store than the one that was planned for",
+            hint="every worker has to reach the same server at that address",
+        )
+    return _server[2]
 
 
 def _opened(task: Task, *, force_reload: bool = False) -> Core:
     global _kept
+    if task.server is not None:
+        core: Core = _connected(task.server, task)
+        return core
     try:
         status = os.stat(task.path)
     except OSError as error:
@@ -72,11 +96,14 @@ def _opened(task: Task, *, force_reload: bool = False) -> Core:
 
 def forget_store() -> None:
     """Close the store that was read last: for a process that goes on with other things."""
-    global _kept
+    global _kept, _server
     if _kept is not None:
         old, _kept = _kept, None
         if old[0][1] == os.getpid():
             release(old[1])
+    if _server is not None:
+        connected, _server = _server, None
+        connected[2].close()
 
 
 def _topic(core: Core, task: Task) -> OpenTopic:

@@ -1,12 +1,14 @@
-"""The same DataFrame from a directory and from a cluster.
+"""The same DataFrame from a directory, from a server, and from a cluster.
 
     read(spark, "events/", subscribe="orders")              format("klamm"): the files, no server
+    read(spark, "klamm://host:9092", subscribe="orders")    format("klamm"): klamm serve, for workers that do not see
+                                                            the files
     read(spark, "kafka://host:9092", subscribe="orders")    format("kafka"): klamm serve, or Apache Kafka, by Spark's
                                                             own connector, which session(kafka=True) brings
 
-Options, schema and contents are the same either way; an option that one of the two cannot have is refused there. What
-differs is what writing promises: a directory takes each micro-batch once, all or nothing; Spark's Kafka sink may repeat
-records after a failure.
+Options, schema and contents are the same; an option that one of them cannot have is refused there. What differs is what
+writing promises: a directory takes each micro-batch once, all or nothing; Spark's Kafka sink may repeat records after a
+failure.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.checkpoint import check_id
 from klamm.spark.internals import checkpoint_of_batch
+from klamm.spark.server.address import SERVER
 from klamm.spark.session import PATH
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["read", "read_stream", "write", "write_stream"]
 
 _CLUSTER = re.compile(r"kafka://(?P<hosts>[^/]+)/?")
+_OURS = "klamm://"
 _LEVELS = ("gzip", "lz4", "zstd")  # codecs that have levels
 
 Path = str | os.PathLike[str] | None
@@ -67,13 +71,16 @@ def write_stream(df: DataFrame, store: Path = None, **options: Any) -> DataStrea
 
 class _Destination:
     def __init__(self, spark: Any, store: Path, options: Mapping[str, Any]) -> None:
+        self.given = {name: _text(value) for name, value in options.items()}
+        server = next((name for name in self.given if name.lower() == SERVER), None)
+        if store is None and server is not None:
+            store = f"{_OURS}{self.given.pop(server)}"
         found = spark.conf.get(PATH, None) if store is None else os.fspath(store)
         if found is None:
             raise InvalidSetting(
                 "no store is named", hint="name it, as in read(spark, 'events/', …), or session('events/')"
             )
         self.store: str = found
-        self.given = {name: _text(value) for name, value in options.items()}
         cluster = _CLUSTER.fullmatch(found)
         if cluster is None and found.startswith("kafka:"):
             raise InvalidSetting(f"{found}: not an address", hint="expected kafka://host:9092, or several with commas")

@@ -1,4 +1,5 @@
-"""The sink of format("klamm"): tasks stage, the driver publishes (publisher.py).
+"""The sink of format("klamm"): tasks stage, the driver publishes (publisher.py). At a server each task writes in a
+transaction of its own, and the driver decides for all (server/decision.py).
 
     key        string or binary                 null, or no such column: no key
     value      string or binary                 needed; null is a tombstone
@@ -33,6 +34,10 @@ from klamm.spark import checkpoint, staged_files
 from klamm.spark.batches import BatchId, target_of
 from klamm.spark.internals import micro_batch
 from klamm.spark.publisher import core_of, publish
+from klamm.spark.server import decision
+from klamm.spark.server.attempt import Attempt
+from klamm.spark.server.decision import Scope
+from klamm.spark.server.shapes import read_shapes
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.source import plain_errors
 from klamm.spark.staged_batches import StagedTopic, StagingFile, TaskCommit
@@ -126,9 +131,24 @@ class WritePlan:
         self.columns = check_columns(schema, options)
         if options.is_insert and "offset" not in schema.fieldNames():
             raise InvalidSetting("a table with the option columns is for reading only", hint="make another without it")
+        self.directory = ""
+        """For staged files; empty if a server is written to."""
+        if options.server is not None:
+            client = decision.client_of(options.server)
+            decision.check_server(client)
+            found = read_shapes(client, options.topic)
+            self.topics = {name: _Topic(topic_id, shape) for name, (topic_id, shape) in found.items()}
+        else:
+            self._use_directory(options)
+        if options.topic is not None and self.topics[options.topic].shape.keyed and "key" not in self.columns:
+            raise InvalidSetting(
+                f"{options.topic}: the topic is compacted, and the DataFrame has no column 'key'",
+                hint="compaction keeps the latest record of each key: give it one",
+            )
+
+    def _use_directory(self, options: WriteOptions) -> None:
         core = core_of(options.path)
-        self.store_id = core.catalog.store_id
-        self.directory = staged_files.prepare(options.path, self.store_id)
+        self.directory = staged_files.prepare(options.path, core.catalog.store_id)
         topics = core.catalog.topics() if options.topic is None else [core.catalog.topic(options.topic)]
         self.topics = {
             topic.name: _Topic(
@@ -142,11 +162,9 @@ class WritePlan:
             )
             for topic in topics
         }
-        if options.topic is not None and self.topics[options.topic].shape.keyed and "key" not in self.columns:
-            raise InvalidSetting(
-                f"{options.topic}: the topic is compacted, and the DataFrame has no column 'key'",
-                hint="compaction keeps the latest record of each key: give it one",
-            )
+
+    def scope(self, writer: str, *, is_last: bool = False) -> Scope:
+        return Scope(writer, target_of(self.options.topic), is_last)
 
     def topic(self, name: str) -> _Topic:
         found = self.topics.get(name)
@@ -161,18 +179,20 @@ class WritePlan:
 class _Stager:
     """One attempt of a task."""
 
-    def __init__(self, plan: WritePlan, name: StagedName) -> None:
+    def __init__(self, plan: WritePlan, name: StagedName, scope: Scope | None = None) -> None:
+        """Prepare. `scope`: of its transaction, at a server."""
         self._plan = plan
         self._name = name
+        self._scope = scope
         self._file_name = name.new()
-        self._file: StagingFile  # from the start of the task: while it is open, nothing of its batch is swept
+        self._file: StagingFile | Attempt  # a file from the start: while it is open, nothing of its batch is swept
         self._encoders: dict[str, Encoder] = {}
         self._partitions: dict[str, set[int]] = {}
         self._rows = 0
         self._digest = 0
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        self._file = StagingFile(f"{self._plan.directory}/{self._file_name}")
+        self._file = self._opened()
         try:
             for batch in batches:
                 if batch.num_rows:
@@ -189,7 +209,7 @@ class _Stager:
             self._name.writer,
             self._name.batch,
             self._name.task,
-            self._file_name if self._rows else None,
+            self._file_name if self._rows and self._scope is None else None,
             self._file.size,
             self._rows,
             tuple(
@@ -197,8 +217,17 @@ class _Stager:
                 for topic, numbers in self._partitions.items()
             ),
             micro_batch(_task()),
+            self._file.transaction if isinstance(self._file, Attempt) else None,
             self._digest if self._plan.has_digest else None,
         )
+
+    def _opened(self) -> StagingFile | Attempt:
+        options = self._plan.options
+        if self._scope is None or options.server is None:
+            return StagingFile(f"{self._plan.directory}/{self._file_name}")
+        task = _task()
+        name = self._scope.transactional_id(self._name.task, 0 if task is None else task.attemptNumber())
+        return Attempt(options.server, name, options.transaction_timeout_ms)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         pa = pyarrow()
@@ -249,7 +278,9 @@ class _Stager:
             tps.add(partition)
             self._file.add(number, partition, batch)
 
-        shape = self._plan.topic(topic).shape
+        topic_id, shape = self._plan.topic(topic)
+        if isinstance(self._file, Attempt):
+            self._file.name_topic(number, topic, topic_id)
         return Encoder(shape, emit, codec=options.codec, level=options.level, sticky=self._name.task)
 
     def _give_all(self) -> None:
@@ -270,7 +301,14 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]:
     return [each for each in messages if isinstance(each, TaskCommit)]
 
 
-def _publish(plan: WritePlan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None) -> None:
+def _publish(
+    plan: WritePlan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None, scope: Scope
+) -> None:
+    if plan.options.server is not None:
+        transactions = [each.transaction for each in _staged(messages) if each.transaction is not None]
+        ids = {topic.id for each in _staged(messages) for topic in each.topics}
+        decision.commit(decision.client_of(plan.options.server), scope, transactions, sorted(ids), batch)
+        return
     staged = [each for each in _staged(messages) if each.file is not None]
     publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
 
@@ -308,14 +346,17 @@ class BatchWriter(DataSourceArrowWriter):
         parsed = WriteOptions.parse(options, streaming=False)
         self._plan = WritePlan(schema, parsed, has_digest=parsed.app is not None)
         self._job = uuid.uuid4().hex
-        self._plan.directory += f"/{self._job}"
-        files.make_directory(self._plan.directory)
+        writer = f"job {self._job}" if parsed.app is None else f"app {parsed.app[0]}"
+        self._scope = self._plan.scope(writer, is_last=parsed.app is None)
+        if parsed.server is None:
+            self._plan.directory += f"/{self._job}"
+            files.make_directory(self._plan.directory)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:  # type: ignore[override]  # Spark's own, too
         with plain_errors():
             task = _task()
             name = StagedName(self._job, 0, task.partitionId(), task.taskAttemptId())
-            return _Stager(self._plan, name).run(iterator)
+            return _Stager(self._plan, name, self._scope if self._plan.options.server else None).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with plain_errors():
@@ -323,13 +364,17 @@ class BatchWriter(DataSourceArrowWriter):
             batch = None
             if app is not None and staged:
                 batch = _batch_id(self._plan, f"app {app[0]}", app[1], staged)
-            _publish(self._plan, messages, batch)
-            staged_files.remove_job(self._plan.directory)
-            scratch.sweep(core_of(self._plan.options.path))
+            _publish(self._plan, messages, batch, self._scope)
+            if self._plan.options.server is None:
+                staged_files.remove_job(self._plan.directory)
+                scratch.sweep(core_of(self._plan.options.path))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove nothing but staged files: the batch may have been committed all the same."""
-        staged_files.remove_job(self._plan.directory)
+        """Remove nothing but what is not committed: the batch may have been committed all the same."""
+        if self._plan.options.server is not None:
+            decision.discard(decision.client_of(self._plan.options.server), self._scope)
+        else:
+            staged_files.remove_job(self._plan.directory)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -352,17 +397,25 @@ class StreamWriter(DataSourceStreamArrowWriter):
                     hint="write with foreachBatch, and the options txnAppId and txnVersion",
                 )
             name = StagedName(batch.query, batch.number, task.partitionId(), task.taskAttemptId())
-            return _Stager(self._plan, name).run(iterator)
+            scope = self._plan.scope(f"query {batch.query}") if self._plan.options.server else None
+            return _Stager(self._plan, name, scope).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         with plain_errors():
             staged = _staged(messages)
             for query in {each.writer for each in staged}:
-                _publish(self._plan, messages, _batch_id(self._plan, f"query {query}", batchId, staged))
-                staged_files.remove_of(self._plan.directory, query, batchId)
+                batch = _batch_id(self._plan, f"query {query}", batchId, staged)
+                _publish(self._plan, messages, batch, self._plan.scope(batch.writer))
+                if self._plan.options.server is None:
+                    staged_files.remove_of(self._plan.directory, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove nothing but staged files: the batch may have been committed all the same."""
+        """Remove nothing but what is not committed: the batch may have been committed all the same."""
+        server = self._plan.options.server
+        if server is not None:
+            for writer in {f"query {each.writer}" for each in _staged(messages)}:
+                decision.discard(decision.client_of(server), self._plan.scope(writer))
+            return
         for each in messages:
             if isinstance(each, TaskCommit) and each.file is not None:
                 staged_files.remove_file(f"{self._plan.directory}/{each.file}")

@@ -1,6 +1,8 @@
 """The options of writing with format("klamm"), as text in and as values out.
 
-    path              the store's directory; save(path) says it, too
+    path              the store's directory, or klamm://host:9092; save(path) says it, too
+    server            host:9092, in the place of path; with it how to log in: server/address.py
+    transaction.timeout.ms  at a server, how long a task's transaction may be open until the driver decides; 15 minutes
     topic             the topic of all rows; overrides a column `topic`. A table that reads one topic writes to it
     columns           which columns of the DataFrame are written, with commas between them; the others are passed over
     compression       none (default), gzip, snappy, lz4, zstd
@@ -24,11 +26,14 @@ from dataclasses import dataclass
 
 from klamm.client.produce.target import codec_of
 from klamm.errors import InvalidSetting
-from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, check_names, is_table
-from klamm.spark.options import boolean, choice, directory_of, whole_number
+from klamm.spark.option_names import SINK_OPTIONS, SOURCE_OPTIONS, TRANSACTION_TIMEOUT, check_names, is_table
+from klamm.spark.options import boolean, choice, store_of, whole_number
+from klamm.spark.server.address import ServerAddress
 from klamm.store.groups import checked_name
 
 __all__ = ["WriteOptions"]
+
+_TIMEOUT_MS = 900_000  # the longest that servers grant unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class WriteOptions:
     """The options of a sink."""
 
     path: str
+    """The store's directory, or how errors call the server."""
+    server: ServerAddress | None
+    """The server; None: the store's files are written."""
+    transaction_timeout_ms: int
+    """Of a task's transaction at a server."""
     topic: str | None
     columns: tuple[str, ...] | None
     codec: int
@@ -60,13 +70,28 @@ class WriteOptions:
         if topic is not None and not topic.strip():
             raise InvalidSetting("topic: is empty", hint="name one, or leave the option out and have a column topic")
         level = _level(options)
+        path, server = store_of(options)
+        timeout_ms = whole_number(options, TRANSACTION_TIMEOUT)
+        if server is None and timeout_ms is not None:
+            raise InvalidSetting(f"{TRANSACTION_TIMEOUT}: is for a server", hint="leave it out")
+        if timeout_ms is not None and timeout_ms >= 1 << 31:
+            raise InvalidSetting(
+                f"{TRANSACTION_TIMEOUT}: {timeout_ms} is invalid", hint="expected less than 2147483648"
+            )
+        durable = _durable(options)
+        if server is not None and not durable:
+            raise InvalidSetting(
+                "acks: 1 is for a directory", hint="leave it out: a server syncs whatever it commits of a transaction"
+            )
         return WriteOptions(
-            path=directory_of(options),
+            path=path,
+            server=server,
+            transaction_timeout_ms=timeout_ms or _TIMEOUT_MS,
             topic=None if topic is None else topic.strip(),
             columns=_columns(options),
             codec=codec_of(options.get("compression", "none").strip().lower(), level),
             level=level,
-            durable=_durable(options),
+            durable=durable,
             headers=boolean(options, "includeHeaders", default=True),
             keep_timestamps=boolean(options, "keepTimestamps", default=False),
             app=_app(options, streaming=streaming),

@@ -43,6 +43,7 @@ from klamm.spark.options import ReadOptions
 from klamm.spark.planner import Planner, Range
 from klamm.spark.pushdown import EVERYTHING, PushedFilters, push
 from klamm.spark.range_reader import Task, read
+from klamm.spark.server.address import SERVER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,7 +132,8 @@ class KlammSource(DataSource):
             kept = {(field.metadata or {}).get(_TABLE) for field in schema.fields}
             found: dict[str, str] = json.loads(text) if len(kept) == 1 and (text := kept.pop()) else {}
             return found
-        if self.default_path is None or is_table(self.options) or any(name.lower() == "path" for name in self.options):
+        names_store = any(name.lower() in ("path", SERVER) for name in self.options)
+        if self.default_path is None or is_table(self.options) or names_store:
             return self.options
         return {"path": self.default_path, **self.options}
 
@@ -215,7 +217,7 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
 
 def tasks_for(options: ReadOptions, store_id: str, ranges: list[Range]) -> list[InputPartition]:
     return [
-        RangePartition(Task(options.path, store_id, each, options.isolation, options.fail_on_data_loss))
+        RangePartition(Task(options.path, store_id, each, options.isolation, options.fail_on_data_loss, options.server))
         for each in ranges
     ]
 

@@ -23,6 +23,7 @@ from klamm.batch.header import HEADER_SIZE, parse
 from klamm.disk import _os, files
 from klamm.errors import CorruptBatch, StoreError
 from klamm.spark.internals import MicroBatch
+from klamm.spark.server.attempt import TaskTransaction
 from klamm.store import scratch
 from klamm.types import TopicId
 
@@ -58,6 +59,8 @@ class TaskCommit(WriterCommitMessage):
     topics: tuple[StagedTopic, ...] = ()
     micro_batch: MicroBatch | None = None
     """What the job belongs to, if a streaming query runs it."""
+    transaction: TaskTransaction | None = None
+    """What it has written to a server, for the driver to decide; None: nothing, or to files."""
     digest: int | None = None
     """A sum over the records, whatever their order; None where none is needed."""
 

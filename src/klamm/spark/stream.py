@@ -37,6 +37,7 @@ from klamm.spark.internals import arrow_schema, exit_after_hang_up
 from klamm.spark.offsets import StreamOffsets, TopicIdPartition
 from klamm.spark.planner import Planner
 from klamm.spark.range_reader import read
+from klamm.spark.server.progress import ServerProgress
 from klamm.spark.source import RangePartition, check_schema, plain_errors, tasks_for
 from klamm.store.groups import OffsetRow, put_offset
 
@@ -82,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._planner: Planner | None = None
         self._stalled: StalledTransactions | None = None
-        self._progress: _Progress | None = None
+        self._progress: _Progress | ServerProgress | None = None
         self._target: dict[TopicIdPartition, int] | None = None
         self._planned: StreamOffsets | None = None
         self._initial: StreamOffsets | None = None
@@ -92,8 +93,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             planner = Planner(self._options)
             if self._options.group is not None:
-                self._progress = _Progress(planner.core, self._options.group)
-            self._stalled = StalledTransactions(planner.core)
+                if planner.server is not None:
+                    self._progress = ServerProgress(planner.server.client, self._options.group)
+                else:
+                    self._progress = _Progress(planner.core, self._options.group)
+            if planner.server is None:  # a server sees to its own
+                self._stalled = StalledTransactions(planner.core)
             self._planner = planner
         return self._planner
 

@@ -420,6 +420,10 @@ class Transactions:
             table.put_pending(execute, done.row.producer_id, group.number, offsets[1])
         return done, taken
 
+    def outputs(self, row: Row) -> list[Output]:
+        """Return what a transaction of a client has written, for lineage."""
+        return self.lineage.outputs(row.producer_id, self._open(row.partitions))
+
     def _open(self, keys: Iterable[PartitionKey]) -> Iterator[tuple[PartitionKey, Partition]]:
         for key in sorted(keys):
             with suppress(UnknownTopic):

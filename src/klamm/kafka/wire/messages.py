@@ -56,6 +56,7 @@ from klamm.kafka.wire.tables.topics import (
 from klamm.kafka.wire.tables.transactions import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
+    DECIDE_TRANSACTIONS,
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     END_TXN,
@@ -76,6 +77,7 @@ __all__ = [
     "CREATE_ACLS",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DECIDE_TRANSACTIONS",
     "DELETE_ACLS",
     "DELETE_GROUPS",
     "DELETE_RECORDS",
@@ -161,6 +163,7 @@ APIS: dict[int, Api] = {
         LIST_TRANSACTIONS,
         CONSUMER_GROUP_HEARTBEAT,
         DESCRIBE_TOPIC_PARTITIONS,
+        DECIDE_TRANSACTIONS,
     )
 }
 """By key."""

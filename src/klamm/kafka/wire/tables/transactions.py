@@ -5,6 +5,7 @@ from klamm.kafka.wire.codec import Api
 __all__ = [
     "ADD_OFFSETS_TO_TXN",
     "ADD_PARTITIONS_TO_TXN",
+    "DECIDE_TRANSACTIONS",
     "DESCRIBE_PRODUCERS",
     "DESCRIBE_TRANSACTIONS",
     "END_TXN",
@@ -142,6 +143,37 @@ LIST_TRANSACTIONS = Api("""
         producer_id          int64
         transaction_state    string
 """)
+
+DECIDE_TRANSACTIONS = Api("""
+    DecideTransactions 20000, versions 0-0, flexible 0-
+    request
+      writer              string
+      scope               string
+      transactions        [Transaction]
+        transactional_id  string
+        producer_id       int64
+        producer_epoch    int16
+      committed           bool
+      topics              [Topic]
+        topic_id          uuid
+      number              Number?        =null
+        target            string
+        number            int64
+        fingerprint       string
+        note              string
+        last_number       int64          =-1
+        last_fingerprint  string
+      validate_only       bool
+      forgets_ids         bool
+    response
+      throttle_time_ms    int32
+      error_code          int16
+      error_message       string?        =null
+      last_number         int64          =-1
+      last_fingerprint    string
+      last_note           string
+""")
+"""Klamm's own: several transactions have one end, and with it a writer's number is recorded. Kafka has no such API."""
 
 DESCRIBE_PRODUCERS = Api("""
     DescribeProducers 61, versions 0-0, flexible 0-

@@ -1,0 +1,151 @@
+"""One attempt of a task that writes to a server: a transaction of its own, which the driver decides (decision.py).
+
+    InitProducerId   under a transactional id that another attempt may have used before: that one is fenced
+    Produce          batch after batch; the first to a partition makes it part of the transaction
+    EndTxn           only if the attempt fails: aborted
+
+An attempt that is killed leaves its transaction open. The driver's decision aborts it, the next attempt that uses its
+transactional id, or the server when `transaction.timeout.ms` have passed.
+
+A request that was cut by a lost connection is sent again: a server knows a batch by its number, and has it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from klamm.batch import parse, patch
+from klamm.errors import Aborted, UnknownTopic
+from klamm.kafka.error_codes import ErrorCode
+from klamm.kafka.wire import Struct
+from klamm.kafka.wire.messages import END_TXN, INIT_PRODUCER_ID, PRODUCE
+from klamm.spark.server.address import ServerAddress
+from klamm.spark.server.client import Client
+from klamm.spark.server.errors import check
+from klamm.types import TopicId, TopicPartition
+
+__all__ = ["Attempt", "TaskTransaction"]
+
+_MAX_BYTES = 4 << 20  # of batches in one request
+_IDS_SINCE = 13  # of Produce: a topic by its id
+_BUMPS_SINCE = 5  # of EndTxn: the next transaction has another epoch
+_TIMEOUT_MS = 30_000
+_ACKS = 1  # the server syncs before the decision
+_DUPLICATE = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+
+
+class TaskTransaction(NamedTuple):
+    """What the driver is told of an attempt that has written all its rows."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+class Attempt:
+    """For one task. It writes nothing, and has no transaction, before the first batch."""
+
+    def __init__(self, address: ServerAddress, transactional_id: str, timeout_ms: int) -> None:
+        self.size = 0
+        """Bytes of batches."""
+        self._client = Client(address)
+        self._name = transactional_id
+        self._timeout_ms = timeout_ms
+        self._producer: TaskTransaction | None = None
+        self._topics: dict[int, tuple[str, TopicId]] = {}
+        self._sequences: dict[tuple[int, int], int] = {}
+        self._waiting: dict[tuple[int, int], bytearray] = {}
+        self._waiting_bytes = 0
+
+    @property
+    def transaction(self) -> TaskTransaction | None:
+        """What the driver decides; None: there were no rows."""
+        return self._producer
+
+    def name_topic(self, number: int, name: str, topic_id: TopicId) -> None:
+        """Say which topic batches of that number are for."""
+        self._topics[number] = name, topic_id
+
+    def add(self, topic: int, partition: int, batch: memoryview) -> None:
+        """Send a batch, which may be used again when this returns."""
+        if self._producer is None:
+            self._producer = self._client.patiently(self._begin)
+        key = topic, partition
+        if key in self._waiting or self._waiting_bytes + len(batch) > _MAX_BYTES:
+            self._send()
+        copied = bytearray(batch)
+        sequence = self._sequences.get(key, 0)
+        patch.enrol(copied, self._producer.producer_id, self._producer.epoch, sequence)
+        self._sequences[key] = (sequence + parse(copied).record_count) & 0x7FFFFFFF
+        self._waiting[key] = copied
+        self._waiting_bytes += len(copied)
+        self.size += len(copied)
+
+    def finish(self) -> None:
+        """Send what is left, and leave the transaction to the driver."""
+        self._send()
+        self._client.close()
+
+    def discard(self) -> None:
+        """Abort: what was written is never read. If that fails, others abort it."""
+        producer = self._producer
+        if producer is not None:
+            request = END_TXN.request(
+                transactional_id=self._name,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                committed=False,
+            )
+            with contextlib.suppress(Exception):  # the error that led here is the one to tell
+                self._client.ask(END_TXN, request, at_least=_BUMPS_SINCE)
+        self._client.close()
+
+    def _begin(self) -> TaskTransaction:
+        request = INIT_PRODUCER_ID.request(transactional_id=self._name, transaction_timeout_ms=self._timeout_ms)
+        response = self._client.ask(INIT_PRODUCER_ID, request)
+        where = f"{self._client.address}: {self._name}"
+        check(where, response.error_code)
+        return TaskTransaction(self._name, response.producer_id, response.producer_epoch)
+
+    def _send(self) -> None:
+        while self._waiting:
+            self._client.patiently(self._send_once)
+        self._waiting_bytes = 0
+
+    def _send_once(self) -> None:
+        """Send what waits, and keep what the server does not have yet. Raise NotNow for that, or ConnectionLost."""
+        by_leader: dict[int, list[tuple[int, int]]] = {}
+        for key in self._waiting:
+            name = self._topics[key[0]][0]
+            by_leader.setdefault(self._client.leader(TopicPartition(name, key[1])), []).append(key)
+        numbers = {topic_id: number for number, (_, topic_id) in self._topics.items()}
+        for broker, keys in by_leader.items():
+            response = self._client.ask(PRODUCE, self._request(keys), broker=broker, at_least=_IDS_SINCE)
+            failed: tuple[str, int, str | None] | None = None
+            for topic in response.responses:
+                number = numbers[TopicId(bytes(topic.topic_id).hex())]
+                name = self._topics[number][0]
+                for each in topic.partition_responses:
+                    if each.error_code in _DUPLICATE:
+                        del self._waiting[number, each.index]
+                    else:
+                        failed = f"{self._client.address}: {name}/{each.index}", each.error_code, each.error_message
+            if failed is not None:
+                if failed[1] == ErrorCode.UNKNOWN_TOPIC_ID:
+                    raise UnknownTopic(f"{failed[0]}: the topic was deleted while it was being written to")
+                if failed[1] == ErrorCode.INVALID_TXN_STATE:
+                    raise Aborted(f"{failed[0]}: {self._name}: the transaction is over", hint="nothing of it is read")
+                check(*failed)
+
+    def _request(self, keys: list[tuple[int, int]]) -> Struct:
+        kind = PRODUCE.request
+        topics: dict[int, list[Struct]] = {}
+        for number, partition in keys:
+            batch = kind.Partition(index=partition, records=self._waiting[number, partition])
+            topics.setdefault(number, []).append(batch)
+        data = [
+            kind.Topic(topic_id=bytes.fromhex(self._topics[number][1]), partition_data=batches)
+            for number, batches in topics.items()
+        ]
+        return kind(transactional_id=self._name, acks=_ACKS, timeout_ms=_TIMEOUT_MS, topic_data=data)
