@@ -196,7 +196,7 @@ def archive(
         str | None,
         typer.Option(metavar="NAME", help="Iceberg: a catalog of pyiceberg's settings. [default: one in FOLDER]"),
     ] = None,
-    table: Annotated[
+    table_name: Annotated[
         str | None, typer.Option(metavar="NAMESPACE.NAME", help="Iceberg: the table's name. [default: klamm.TOPIC]")
     ] = None,
     engine: Engine = "auto",
@@ -233,7 +233,7 @@ def archive(
             every=every,
             format=format,
             catalog=catalog,
-            table=table,
+            table_name=table_name,
             progress=on_progress,
             **more,
         ),

@@ -94,7 +94,7 @@ def archive(
     every: str | None = None,
     format: str | None = None,  # noqa: A002  # the word that Spark has for it
     catalog: str | None = None,
-    table: str | None = None,
+    table_name: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write what is new in `topic` to Parquet files in the folder `to`, partitioned by date.
@@ -116,7 +116,7 @@ def archive(
 
     `format`, "parquet", "delta" or "iceberg": plain files, or a table (delta_table.py, iceberg_table.py). An Iceberg
     table is in a catalog of its own, in the folder, or in the one that pyiceberg's settings have as `catalog`, with the
-    name `table`: "lake.orders". None of this can change between two runs.
+    name `table_name`: "lake.orders". None of this can change between two runs.
 
     `max_offsets`: of a micro-batch, at most. `file_bytes`: about how large files are made that are merged when a run
     ends. `every`, such as "10 seconds": do not end, but look for new records so often, until Ctrl-C.
@@ -126,7 +126,9 @@ def archive(
     if spark is None:
         _check_options_without_spark(to, schema, every)
     read = source(store, topic)
-    claim = _claimed(read, topic, to, schema, dead_letters, {"format": format, "catalog": catalog, "table": table})
+    claim = _claimed(
+        read, topic, to, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
+    )
     with claim.alone():
         journal = Journal(claim)
         _check_checkpoint(claim, journal)
@@ -197,10 +199,10 @@ def _claimed(
     to: str | os.PathLike[str],
     schema: Any,
     dead_letters: str | None,
-    table: Mapping[str, str | None],
+    table_options: Mapping[str, str | None],
 ) -> PipelineDirectory:
     known = PipelineDirectory.read(local(to))
-    chosen = _format_options(local(to), None if known is None else known["options"], table)
+    chosen = _format_options(local(to), None if known is None else known["options"], table_options)
     text = _ddl(schema)
     has_schema = text is not None or (known is not None and known["options"].get("schema") is not None)
     if dead_letters is not None and not has_schema:
@@ -238,12 +240,12 @@ def _format_options(
         raise InvalidSetting(
             f"{', '.join(names)}: only an Iceberg table has it", hint="give format iceberg, or neither"
         )
-    table = given["table"]
-    if table is not None and ("." not in table or not all(table.split("."))):
-        raise InvalidSetting(f"table: {table!r} is invalid", hint="expected a namespace and a name: lake.orders")
+    name = given["table_name"]
+    if name is not None and ("." not in name or not all(name.split("."))):
+        raise InvalidSetting(f"table_name: {name!r} is invalid", hint="expected a namespace and a name: lake.orders")
     if kind in (None, "parquet"):
         return {}
-    return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table": table}
+    return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table_name": name}
 
 
 def _check_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:

@@ -67,17 +67,17 @@ class ArchiveTable(ABC):
         self._app_id = app_id
 
     def publish(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
-        """Carry out a change of the journal, if the table does not have it. `told` is for people."""
-        if not sequence:
-            return
+        """Carry out a change of the journal, if the table does not have it; 0 is none. `told` is for people."""
         with self._errors():
             last = self._last_sequence()
+            if (last != sequence and last not in (sequence - 1, None)) or (last is None and sequence > 1):
+                raise NotAStore(
+                    f"{self._directory}: the table has change {last} of the archive, its journal {sequence}",
+                    hint=_APART,
+                )
+            if not sequence:
+                return
             if last != sequence:
-                if last not in (sequence - 1, None) or (last is None and sequence > 1):
-                    raise NotAStore(
-                        f"{self._directory}: the table has change {last} of the archive, its journal {sequence}",
-                        hint=_APART,
-                    )
                 self._change(sequence, adds, removes, told)
             self._sync(is_repeated=last == sequence)
 
@@ -136,8 +136,8 @@ def table_of(claim: PipelineDirectory) -> ArchiveTable | None:
         return DeltaTable(claim.directory, app_id)
     from klamm.spark.pipelines.iceberg_table import IcebergTable
 
-    catalog, table = claim.options.get("catalog"), claim.options.get("table")
-    return IcebergTable(claim.directory, app_id, topic, catalog=catalog, table=table)
+    catalog, name = claim.options.get("catalog"), claim.options.get("table_name")
+    return IcebergTable(claim.directory, app_id, topic, catalog=catalog, name=name)
 
 
 def empty_schema() -> pa.Schema:

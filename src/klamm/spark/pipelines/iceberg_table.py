@@ -54,7 +54,7 @@ class IcebergTable(ArchiveTable):
     has_dates = True
 
     def __init__(
-        self, directory: str, app_id: str, topic: str, *, catalog: str | None = None, table: str | None = None
+        self, directory: str, app_id: str, topic: str, *, catalog: str | None = None, name: str | None = None
     ) -> None:
         """Prepare. `catalog` is a name that pyiceberg's settings know; None: the one in the folder.
 
@@ -75,7 +75,7 @@ class IcebergTable(ArchiveTable):
                     f"{directory}: a path of an Iceberg table cannot contain {character!r}", hint="use another folder"
                 )
         self._catalog_name = catalog
-        self._name = ("klamm", topic.replace(".", "_")) if table is None else tuple(table.split("."))
+        self._name = ("klamm", topic.replace(".", "_")) if name is None else tuple(name.split("."))
         self._location = f"file://{directory}"
         self._known_catalog: Any = None
         self._table: Any = None
@@ -85,19 +85,23 @@ class IcebergTable(ArchiveTable):
         return None if self._table is None else self._sequence_of(self._table)
 
     def _sequence_of(self, table: Any) -> int | None:
-        """Return the number of our last change among the current snapshot and those before it."""
+        """Return the number of our last change among the current snapshot and those before it.
+
+        The table's property says it if our snapshots were expired. If the table was rolled back they are still there.
+        """
+        ours = {
+            snapshot.snapshot_id: int(snapshot.summary.additional_properties[_SEQUENCE])
+            for snapshot in table.snapshots()
+            if snapshot.summary and snapshot.summary.additional_properties.get(_OURS) == self._app_id
+        }
         snapshot = table.current_snapshot()
-        if snapshot is None:
-            return None
         while snapshot is not None:
-            about = snapshot.summary.additional_properties if snapshot.summary else {}
-            if about.get(_OURS) == self._app_id:
-                return int(about[_SEQUENCE])
-            if snapshot.parent_snapshot_id is None:
-                return None
-            snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
-        kept = table.properties.get(self._app_id)  # the snapshot was expired
-        return None if kept is None else int(kept)
+            if snapshot.snapshot_id in ours:
+                return ours[snapshot.snapshot_id]
+            above = snapshot.parent_snapshot_id
+            snapshot = None if above is None else table.snapshot_by_id(above)
+        kept = table.properties.get(self._app_id)
+        return None if ours or kept is None else int(kept)
 
     def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
         statistics = [statistics_of(f"{self._directory}/{name}") for name in adds]
