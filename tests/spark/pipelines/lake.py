@@ -51,7 +51,6 @@ def table_rows(folder: Path, kind: str, version: int = -1) -> list[Row]:
         found.append(
             (row["partition"], row["offset"], timestamp, row["key"], row["value"], headers, row["timestampType"])
         )
-    assert duckdb.sql('SELECT count(*), count(DISTINCT (partition, "offset")) FROM rows').fetchall() == [
-        (len(found), len(found))
-    ]
+    query = 'SELECT count(*), count(DISTINCT (partition, "offset")) FROM rows'
+    assert duckdb.connect().register("rows", rows).execute(query).fetchall() == [(len(found), len(found))]
     return sorted(found)

@@ -170,7 +170,7 @@ def test_another_catalog_has_the_table_until_the_archive_is_reset(
     from pyiceberg.utils.config import Config
 
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())  # which pyiceberg reads once
-    where = {"catalog": "elsewhere", "table_name": "lake.orders"}
+    where: dict[str, Any] = {"catalog": "elsewhere", "table_name": "lake.orders"}
     out = tmp_path / "out"
     for _ in range(2):
         archive(None, store.path, "orders", out, format="iceberg", **where)

@@ -102,7 +102,7 @@ class SchemaHistory:
 def _read(path: str) -> list[tuple[int, StructType]]:
     try:
         told = json.loads(files.read(path))
-        versions = [{"batch": 0, "schema": told}] if isinstance(told, dict) else told
+        versions: list[dict[str, Any]] = [{"batch": 0, "schema": told}] if isinstance(told, dict) else told
         return [(int(each["batch"]), T.StructType.fromJson(each["schema"])) for each in versions]
     except FileNotFoundError:
         return []
