@@ -47,7 +47,7 @@ class TableFile(NamedTuple):
 
 
 class FileStatistics(NamedTuple):
-    """What a Parquet file says of itself: readers choose files by that."""
+    """Statistics of a Parquet file, from its footer: readers choose files by that."""
 
     rows: int
     least: dict[str, int]

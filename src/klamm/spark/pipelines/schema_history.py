@@ -154,7 +154,7 @@ def grown(old: StructType, more: StructType) -> StructType:
 
 
 class _Room:
-    """How many fields may still come."""
+    """The number of fields that may still come."""
 
     def __init__(self, count: int) -> None:
         self._count = count
