@@ -25,8 +25,11 @@ HELD_TEST = "test_nothing_of_a_batch_is_swept_while_one_of_its_tasks_runs_though
 
 SINK = "src/klamm/spark/sink.py"
 STREAM = "src/klamm/spark/stream.py"
-DELTA = "src/klamm/spark/pipelines/delta_table.py"
-DELTA_TESTS = "tests/spark/pipelines/test_delta.py"
+PIPELINES = "src/klamm/spark/pipelines"
+TABLE = f"{PIPELINES}/archive_table.py"
+TABLE_TESTS = "tests/spark/pipelines/test_archive_tables.py"
+ICEBERG = f"{PIPELINES}/iceberg_table.py"
+ICEBERG_TESTS = "tests/spark/pipelines/test_iceberg.py"
 CLASS_ARCHIVE = "src/klamm/spark/class_archive.py"
 CLASS_ARCHIVE_TESTS = "tests/spark/test_class_archive.py"
 MUTANTS = [
@@ -55,16 +58,34 @@ MUTANTS = [
         ("tests/spark/pipelines/test_registry.py::test_a_reset_that_was_killed_is_finished_before_the_next_run",),
     ),
     Mutant(
-        "a change that is in a Delta table is committed again",
-        "spark/pipelines/delta_table.py DLT1",
-        ((DELTA, "            if last != sequence:\n", "            if True:\n"),),
-        (f"{DELTA_TESTS}::test_a_run_that_dies_at_any_step_is_made_up_for_by_the_next",),
+        "a change that is in a table is committed again",
+        "spark/pipelines/archive_table.py TBL1",
+        ((TABLE, "            if last != sequence:\n", "            if True:\n"),),
+        (f"{TABLE_TESTS}::test_a_run_that_dies_at_any_step_is_made_up_for_by_the_next",),
     ),
     Mutant(
-        "a Delta table that is older than its archive is continued",
-        "spark/pipelines/delta_table.py DLT3",
-        ((DELTA, "                if last not in (sequence - 1, None) or", "                if"),),
-        (f"{DELTA_TESTS}::test_a_table_and_a_journal_that_are_apart_are_an_error",),
+        "a table that is older than its archive is continued",
+        "spark/pipelines/archive_table.py TBL3",
+        ((TABLE, "            if (last != sequence and last not in (sequence - 1, None)) or", "            if"),),
+        (f"{TABLE_TESTS}::test_a_table_and_a_journal_that_are_apart_are_an_error",),
+    ),
+    Mutant(
+        "metadata of an Iceberg table is not synced",
+        "spark/pipelines/iceberg_table.py ICE1",
+        ((ICEBERG, "warehouse=self._location, **self._io)", "warehouse=self._location)"),),
+        (f"{ICEBERG_TESTS}::test_a_run_that_dies_at_any_file_of_a_commit_is_made_up_for_by_the_next",),
+    ),
+    Mutant(
+        "an Iceberg table that was rolled back is continued",
+        "spark/pipelines/archive_table.py TBL3",
+        ((ICEBERG, "None if ours or kept is None", "None if kept is None"),),
+        (f"{ICEBERG_TESTS}::test_what_others_do_to_the_table_is_not_undone",),
+    ),
+    Mutant(
+        "a merge puts its file beside what others made of the same rows",
+        "spark/pipelines/iceberg_table.py: a file of a merge is of use only if all that it replaces are in the table",
+        ((ICEBERG, "return found if len(found) == len(names) else None", "return found"),),
+        (f"{ICEBERG_TESTS}::test_what_others_do_to_the_table_is_not_undone",),
     ),
     Mutant(
         "what a killed attempt of a task has written is archived",

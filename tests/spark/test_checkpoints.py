@@ -465,9 +465,9 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
         checkpoint.sync_plan(path, number)
         synced.append(number)
 
-    def die(self: Any, path: str, number: int) -> None:
+    def die(self: Any, schema: Any, path: str, number: int) -> None:
         assert synced == [number], "the plan is on disk before a dead letter is"
-        bury(self, path, number)
+        bury(self, schema, path, number)
         raise RuntimeError("as if the driver were killed")
 
     with monkeypatch.context() as patch:

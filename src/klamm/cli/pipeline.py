@@ -188,7 +188,16 @@ def archive(
     every: Every = None,
     format: Annotated[  # noqa: A002  # the option's name
         str | None,
-        typer.Option(metavar="parquet|delta", help="delta: a Delta table. [default: parquet, or what it was]"),
+        typer.Option(
+            metavar="parquet|delta|iceberg", help="delta, iceberg: a table. [default: parquet, or what it was]"
+        ),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Iceberg: a catalog of pyiceberg's settings. [default: one in FOLDER]"),
+    ] = None,
+    table_name: Annotated[
+        str | None, typer.Option(metavar="NAMESPACE.NAME", help="Iceberg: the table's name. [default: klamm.TOPIC]")
     ] = None,
     engine: Engine = "auto",
     master: Master = None,
@@ -206,7 +215,7 @@ def archive(
     typed = schema or (known and known["options"].get("schema"))
     needs_spark = _given(schema=typed, every=every, master=master, conf=conf)
     on_spark = _engine(engine, needs_spark, bytes_to_read(path, topic, to))
-    more = {} if max_offsets is None else {"max_offsets": max_offsets}
+    more: dict[str, Any] = {} if max_offsets is None else {"max_offsets": max_offsets}
     _run(
         out,
         f"archiving {topic}",
@@ -223,6 +232,8 @@ def archive(
             file_bytes=file_mib << 20,
             every=every,
             format=format,
+            catalog=catalog,
+            table_name=table_name,
             progress=on_progress,
             **more,
         ),

@@ -4,16 +4,18 @@
     _klamm/pipeline.json, _klamm/checkpoint/    whose it is, and how far the query is (pipeline_directory.py)
     _klamm/journal.json, _klamm/staging/        files that come or go together (journal.py)
     _klamm/topic.json                           of the topic: what restore has to know
-    _klamm/schema.json                          the schema, where it was inferred
+    _klamm/schema.json                          the schema, where it was inferred, or has grown (schema_history.py)
 
     key, value, headers, partition, offset, timestamp, timestampType     as the source has them
     data                                                                 with a schema: the value's fields
     date                                                                 from the folder's name
 
+The files may make a table, in Delta's format or in Iceberg's (archive_table.py).
+
 A micro-batch is written into staging, its dead letters are sent, and then the journal takes all of its files in at
 once and says that it is done. Killed before that, it is written again: Spark reads the same offsets again, and the dead
 letters bear a mark that lets them be sent once (txnAppId, txnVersion). Killed after that, the next run does the rest.
-Files that are too small are merged in the same way: one comes, and those that it is made of go.
+Files that are too small are merged in the same way: one comes, and those that it is made of go. Delta does it itself.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from klamm.client.work.dead_letters import dead_letter_topic
 from klamm.disk import files
 from klamm.errors import InvalidSetting, NotAStore
 from klamm.spark.checkpoint import check_id, ends_of, sync_plan
+from klamm.spark.pipelines.archive_table import FORMATS
 from klamm.spark.pipelines.journal import Journal, days_of, files_in, rows_in
-from klamm.spark.pipelines.json_schema import JsonSchema, infer, parse_schema
+from klamm.spark.pipelines.json_schema import JsonSchema, parse_schema
 from klamm.spark.pipelines.local_archive import TASK_OFFSETS, ArchiveHere, tasks_of
 from klamm.spark.pipelines.parquet_files import COLUMNS, DayFile, by_day, write_days
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
@@ -51,6 +54,7 @@ from klamm.spark.pipelines.query_runner import (
     source,
 )
 from klamm.spark.pipelines.report import Report
+from klamm.spark.pipelines.schema_history import SchemaHistory
 from klamm.spark.range_reader import Task
 from klamm.store import names
 from klamm.store.directory import opened
@@ -68,6 +72,7 @@ _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS IN
 _MANY = 8  # small files of a day that are worth a merge when a run ends
 _TOO_MANY = 64  # while it goes on
 _OTHER_CHECKPOINT = "put _klamm/ back as it was, checkpoint and journal together, or archive to a new folder"
+_LAST_DATE = "DATE'9999-12-31'"
 _WRITTEN = "day STRING, path STRING, rows BIGINT"
 _SETTINGS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",  # days of a task that are written without sorting it first
@@ -88,6 +93,8 @@ def archive(
     file_bytes: int = 128 << 20,
     every: str | None = None,
     format: str | None = None,  # noqa: A002  # the word that Spark has for it
+    catalog: str | None = None,
+    table_name: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write what is new in `topic` to Parquet files in the folder `to`, partitioned by date.
@@ -104,19 +111,24 @@ def archive(
     inferred from the records that are there at the first run, in one more pass, and then fixed. Records that do not fit
     (json_schema.py) are not archived but sent to the topic `dead_letters`, by default `<topic>.dlq`, made if it is not
     there; store.dead_letters() shows and redrives them. Neither can change between two runs; leave them out, and they
-    are what they were.
+    are what they were. But the schema of a table grows: fields can be added to `schema`, and with "infer" they are
+    added when records have them (schema_history.py).
 
-    `format`, "parquet" or "delta": plain files, or a Delta table (delta_table.py); it cannot change between two runs.
+    `format`, "parquet", "delta" or "iceberg": plain files, or a table (delta_table.py, iceberg_table.py). An Iceberg
+    table is in a catalog of its own, in the folder, or in the one that pyiceberg's settings have as `catalog`, with the
+    name `table_name`: "lake.orders". None of this can change between two runs.
 
     `max_offsets`: of a micro-batch, at most. `file_bytes`: about how large files are made that are merged when a run
     ends. `every`, such as "10 seconds": do not end, but look for new records so often, until Ctrl-C.
     """
-    _check(spark, topic, schema, dead_letters, max_offsets, file_bytes, format)
+    _check(spark, topic, dead_letters, max_offsets, file_bytes)
     every = None if every is None else duration(every, "every")
     if spark is None:
         _check_options_without_spark(to, schema, every)
     read = source(store, topic)
-    claim = _claimed(read, topic, to, schema, dead_letters, format)
+    claim = _claimed(
+        read, topic, to, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
+    )
     with claim.alone():
         journal = Journal(claim)
         _check_checkpoint(claim, journal)
@@ -129,9 +141,9 @@ def archive(
             here.run(progress, total)
             here.tidy(_MANY, file_bytes)
             return _report(topic, here, Outcome(here.rows, here.batches, time.monotonic() - begin), claim, "local")
-        fitting = _fitting(spark, claim, read, topic)
-        work = _Work(claim, journal, read.path, topic, fitting, identity, file_bytes)
-        if claim.options["schema"] is not None and fitting is None:
+        schemas = _schemas(spark, claim, read, topic, schema, journal.state.batch)
+        work = _Work(claim, journal, read.path, topic, schemas, identity, file_bytes)
+        if schemas is not None and not schemas.is_known:
             if every is not None:
                 raise InvalidSetting(f"schema: {topic} has no records yet to infer it from", hint="give a schema")
             return Report("archive", topic, claim.directory, 0, 0, 0.0)
@@ -167,14 +179,10 @@ def _check_options_without_spark(to: str | os.PathLike[str], schema: Any, every:
 def _check(
     spark: SparkSession | None,
     topic: str,
-    schema: Any,
     dead_letters: str | None,
     max_offsets: int,
     file_bytes: int,
-    kind: str | None,
 ) -> None:
-    if kind not in (None, "parquet", "delta"):
-        raise InvalidSetting(f"format: {kind!r} is invalid", hint="expected parquet or delta")
     if spark is not None:
         check_not_connect(spark, "archive")
     check_number("max_offsets", max_offsets)
@@ -191,16 +199,11 @@ def _claimed(
     to: str | os.PathLike[str],
     schema: Any,
     dead_letters: str | None,
-    kind: str | None,
+    table_options: Mapping[str, str | None],
 ) -> PipelineDirectory:
     known = PipelineDirectory.read(local(to))
-    was = None if known is None else known["options"].get("format", "parquet")
-    if kind not in (None, was or kind):
-        raise InvalidSetting(
-            f"{local(to)}: was begun with format = {was}, not {kind}",
-            hint="that cannot change between two runs; use a new folder",
-        )
-    text = schema if schema is None or schema == "infer" else parse_schema(schema).toDDL()
+    chosen = _format_options(local(to), None if known is None else known["options"], table_options)
+    text = _ddl(schema)
     has_schema = text is not None or (known is not None and known["options"].get("schema") is not None)
     if dead_letters is not None and not has_schema:
         raise InvalidSetting(
@@ -208,8 +211,41 @@ def _claimed(
         )
     if known is None and has_schema:
         dead_letters = dead_letters or f"{topic}.dlq"
-    options = {"schema": text, "dead_letters": dead_letters}
-    return read.claim("archive", to, {**options, "format": "delta"} if "delta" in (kind, was) else options)
+    before = None if known is None else known["options"].get("schema")
+    if chosen and None not in (text, before) and "infer" not in (text, before):
+        text = before  # what it was begun with; it may have grown (_schemas)
+    return read.claim("archive", to, {"schema": text, "dead_letters": dead_letters, **chosen})
+
+
+def _ddl(schema: Any) -> str | None:
+    return schema if schema is None or schema == "infer" else parse_schema(schema).toDDL()
+
+
+def _format_options(
+    folder: str, known: Mapping[str, Any] | None, given: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """Return the options that a table has, checked; none if it is a folder of Parquet files."""
+    kind = given["format"]
+    if kind is not None and kind not in FORMATS:
+        raise InvalidSetting(f"format: {kind!r} is invalid", hint=f"expected {', '.join(FORMATS)}")
+    was = None if known is None else known.get("format", "parquet")
+    if kind is not None and was is not None and kind != was:
+        raise InvalidSetting(
+            f"{folder}: was begun with format = {was}, not {kind}",
+            hint="that cannot change between two runs; use a new folder",
+        )
+    kind = kind or was
+    names = {name: value for name, value in given.items() if name != "format" and value is not None}
+    if names and kind != "iceberg":
+        raise InvalidSetting(
+            f"{', '.join(names)}: only an Iceberg table has it", hint="give format iceberg, or neither"
+        )
+    name = given["table_name"]
+    if name is not None and ("." not in name or not all(name.split("."))):
+        raise InvalidSetting(f"table_name: {name!r} is invalid", hint="expected a namespace and a name: lake.orders")
+    if kind in (None, "parquet"):
+        return {}
+    return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table_name": name}
 
 
 def _check_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
@@ -255,33 +291,23 @@ def _note_topic(claim: PipelineDirectory, read: Source, topic: str) -> str:
     return str(known["id"])
 
 
-def _fitting(spark: SparkSession, claim: PipelineDirectory, read: Source, topic: str) -> JsonSchema | None:
-    """Return the JSON schema; None: there is none, or nothing yet to infer it from."""
-    from pyspark.sql.types import StructType
-
-    wanted = claim.options["schema"]
-    if wanted is None:
+def _schemas(
+    spark: SparkSession, claim: PipelineDirectory, read: Source, topic: str, schema: Any, done: int
+) -> SchemaHistory | None:
+    """Return the schemas of values; None: they have none. It may have nothing yet to infer the first one from."""
+    if claim.options["schema"] is None:
         return None
-    if wanted != "infer":
-        return JsonSchema(topic, parse_schema(wanted))
-    path = claim.inside("schema.json")
-    try:
-        return JsonSchema(topic, StructType.fromJson(json.loads(files.read(path))))
-    except FileNotFoundError:
-        pass
-    rows = klamm.spark.read(spark, read.path, subscribe=topic, columns="value")
-    values = rows.where("value IS NOT NULL").selectExpr("CAST(value AS STRING) AS value")
-    found = infer(spark, values)
-    if found is None:
-        if values.isEmpty():
-            return None
-        raise InvalidSetting(
-            f"schema: nothing can be inferred: no value of {topic} is a JSON object with fields",
-            hint="give a schema, or none, and a new folder",
-        )
-    found = parse_schema(found)
-    files.replace(path, found.json().encode())
-    return JsonSchema(topic, found)
+    schemas = SchemaHistory(claim, topic, grows=claim.options.get("format") is not None)
+    if not schemas.is_known:
+        rows = klamm.spark.read(spark, read.path, subscribe=topic, columns="value")
+        schemas.begin(spark, _texts(rows))
+    elif schema is not None and schema != "infer":
+        schemas.extend(parse_schema(schema), done)
+    return schemas
+
+
+def _texts(rows: DataFrame) -> DataFrame:
+    return rows.where("value IS NOT NULL").selectExpr("CAST(value AS STRING) AS value")
 
 
 @dataclass
@@ -292,7 +318,7 @@ class _Work:
     journal: Journal
     store: str
     topic: str
-    fitting: JsonSchema | None
+    schemas: SchemaHistory | None
     identity: str
     file_bytes: int
     session: SparkSession | None = None
@@ -318,7 +344,7 @@ class _Work:
                 self.session.conf.set(name, value)
         sync_plan(self.claim.checkpoint, number)  # before the dead letters and the journal are committed
         path = self.journal.stage(f"batch-{number}")
-        written = self._records(path, number) if self.fitting is None else self._typed(path, rows, number)
+        written = self._records(path, number) if self.schemas is None else self._typed(path, rows, number)
         staged = by_day(written)
         ends = {tp.partition: end for tp, end in ends_of(self.claim.checkpoint, number)}
         self.files += len(self.journal.commit(staged, batch=number, ends=ends))
@@ -333,31 +359,43 @@ class _Work:
         parts = tasks_of(self.store, self.topic, self.claim.checkpoint, number, most)
         if not parts:
             return []
-        job = self.session.range(0, len(parts), 1, len(parts)).mapInArrow(partial(_write, parts, path), _WRITTEN)
+        write = partial(_write, parts, path, has_dates=self._has_dates)
+        job = self.session.range(0, len(parts), 1, len(parts)).mapInArrow(write, _WRITTEN)
         return [DayFile(*row) for row in collected(job)]
+
+    @property
+    def _has_dates(self) -> bool:
+        return self.journal.table is not None and self.journal.table.has_dates
 
     def _typed(self, path: str, rows: DataFrame, number: int) -> list[DayFile]:
         """Let Spark parse and write the records that fit the schema; the others go to the dead letters."""
-        assert self.fitting is not None
-        dated = rows.selectExpr(*COLUMNS, f"{_DATE} AS date")
-        columns = (*COLUMNS, "data", "date", "fits")
-        self.fitting.parsed(dated).select(*columns).write.partitionBy("fits", "date").parquet(path)
-        self._bury(f"{path}/fits=false", number)
+        assert self.schemas is not None
+        assert self.session is not None
+        self.schemas.infer_more(self.session, _texts(rows), number)
+        schema = JsonSchema(self.topic, self.schemas.at(number))
+        dated = schema.parsed(rows.selectExpr(*COLUMNS, f"{_DATE} AS day"))
+        dates = [f"CASE WHEN day <= {_LAST_DATE} THEN day END AS date"] if self._has_dates else []
+        columns = (*COLUMNS, "data", *dates, "day", "fits")
+        dated.selectExpr(*columns).write.partitionBy("fits", "day").parquet(path)
+        self._bury(schema, f"{path}/fits=false", number)
         fitting = f"{path}/fits=true"
-        return [DayFile(day, each, rows_in(each)) for day in days_of(fitting) for each in files_in(f"{fitting}/{day}")]
+        return [
+            DayFile(f"date={day.removeprefix('day=')}", each, rows_in(each))
+            for day in days_of(fitting, "day=")
+            for each in files_in(f"{fitting}/{day}")
+        ]
 
-    def _bury(self, path: str, number: int) -> None:
+    def _bury(self, schema: JsonSchema, path: str, number: int) -> None:
         """Send what does not fit to the dead letters."""
-        found = [each for day in days_of(path) for each in files_in(f"{path}/{day}")]
+        found = [each for day in days_of(path, "day=") for each in files_in(f"{path}/{day}")]
         if not found:
             return
-        assert self.fitting is not None
         assert self.session is not None
         with opened(self.store) as core:
             name = dead_letter_topic(core, self.topic, self.claim.options["dead_letters"]).name
         rows = self.session.read.parquet(*found).sortWithinPartitions("partition", "offset")
         klamm.spark.write(
-            self.fitting.letters(rows),
+            schema.letters(rows),
             self.store,
             topic=name,
             txnAppId=f"klamm.archive.{self.identity}",
@@ -370,20 +408,24 @@ class _Work:
         """Merge small files of days that have many."""
         if self.session is None:
             return
-        if self.journal.table is not None:
-            self.merged += self.journal.table.compact(many, self.file_bytes)
+        table = self.journal.table
+        merged = None if table is None else table.optimize(many, self.file_bytes)
+        if merged is not None:
+            self.merged += merged
             return
         for day, small in self.journal.small_files(many, self.file_bytes, days):
             self._merge(self.session, day, list(small), math.ceil(sum(small.values()) / self.file_bytes))
 
     def _merge(self, session: SparkSession, day: str, small: list[str], count: int) -> None:
-        rows = session.read.parquet(*small)
+        rows = session.read.option("mergeSchema", self.schemas is not None).parquet(*small)
         rows = rows.coalesce(1) if count == 1 else rows.repartitionByRange(count, "partition", "offset")
         self.journal.merge(day, small, rows.sortWithinPartitions("partition", "offset").write.parquet)
         self.merged += len(small)
 
 
-def _write(parts: Sequence[list[Task]], directory: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write(
+    parts: Sequence[list[Task]], directory: str, batches: Iterator[pa.RecordBatch], *, has_dates: bool
+) -> Iterator[pa.RecordBatch]:
     """Write the parts whose numbers come, in a task."""
     import pyarrow as pa
 
@@ -393,6 +435,6 @@ def _write(parts: Sequence[list[Task]], directory: str, batches: Iterator[pa.Rec
         for batch in batches:
             numbers: Any = batch.column("id").to_pylist()
             for number in numbers:
-                if written := write_days(parts[number], directory):
+                if written := write_days(parts[number], directory, has_dates=has_dates):
                     columns: list[Any] = [list(each) for each in zip(*written, strict=True)]
                     yield pa.RecordBatch.from_arrays([pa.array(each) for each in columns], list(DayFile._fields))

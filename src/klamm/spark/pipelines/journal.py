@@ -4,6 +4,8 @@
     _klamm/journal.json         the last change that was decided
     date=2025-01-31/<sequence>-<k>.parquet
 
+If the files make a table (archive_table.py), a file that goes leaves the table, and stays in the folder.
+
 A change is a list of staged files with the names they get, and of files that go. It is decided when the journal, which
 lists it, has taken the place of the one before; from then on it is carried out, if need be by the next run.
 
@@ -19,14 +21,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from klamm.disk import _os, files
 from klamm.errors import KlammError, NotAStore
-from klamm.spark.pipelines.delta_table import table_of
+from klamm.spark.pipelines.archive_table import table_of
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
 __all__ = ["Journal", "State", "days_of", "files_in", "rows_in"]
@@ -129,14 +131,24 @@ class Journal:
         return [name for _, name in adds]
 
     def small_files(
-        self, many: int, file_bytes: int, days: Iterable[str] | None = None
+        self, many: int, file_bytes: int, days: Collection[str] | None = None
     ) -> Iterator[tuple[str, dict[str, int]]]:
         """Return the days that have `many` files worth a merge into files of about `file_bytes`; sizes by path."""
-        for day in days_of(self._folder) if days is None else days:
-            sizes = {path: os.path.getsize(path) for path in files_in(f"{self._folder}/{day}")}
+        for day, sizes in self._sizes(days).items():
             small = {path: size for path, size in sizes.items() if size < file_bytes // 2}
             if len(small) >= many and math.ceil(sum(small.values()) / file_bytes) < len(small):
                 yield day, small
+
+    def _sizes(self, days: Collection[str] | None) -> dict[str, dict[str, int]]:
+        """Return the sizes of files by path, by day."""
+        if self.table is None:
+            chosen = days_of(self._folder) if days is None else days
+            return {day: {path: os.path.getsize(path) for path in files_in(f"{self._folder}/{day}")} for day in chosen}
+        sizes: dict[str, dict[str, int]] = {}
+        for file in self.table.files():
+            if file.day is not None and (days is None or f"date={file.day}" in days):
+                sizes.setdefault(f"date={file.day}", {})[file.path] = file.size
+        return sizes
 
     def merge(self, day: str, paths: Sequence[str], write: Callable[[str], object]) -> None:
         """Replace files of a day by those that `write` makes of them, in the folder that it is given."""
@@ -155,13 +167,14 @@ class Journal:
         for path, name in self.state.adds:
             with suppress(FileNotFoundError):  # it was renamed already
                 _os.rename(f"{self._folder}/{path}", f"{self._folder}/{name}")
-        for name in self.state.removes:
+        for name in self.state.removes if self.table is None else ():
             files.remove(f"{self._folder}/{name}")
         for folder in folders:
             files.sync_directory(f"{self._folder}/{folder}")
         if self.table is not None:
             told = {"klamm.batch": self.state.batch, "klamm.ends": self.state.ends}
-            self.table.publish(self.state.sequence, [name for _, name in self.state.adds], told)
+            names = [name for _, name in self.state.adds]
+            self.table.publish(self.state.sequence, names, self.state.removes, told)
 
     def paths(self) -> list[str]:
         """Return the files that have the rows, in order."""
@@ -180,9 +193,9 @@ def files_in(path: str) -> list[str]:
         return []
 
 
-def days_of(path: str) -> list[str]:
+def days_of(path: str, prefix: str = "date=") -> list[str]:
     """Return the names of the folders of days, in order."""
-    return sorted(name for name in os.listdir(path) if name.startswith("date=")) if os.path.isdir(path) else []
+    return sorted(name for name in os.listdir(path) if name.startswith(prefix)) if os.path.isdir(path) else []
 
 
 def rows_in(path: str) -> int:

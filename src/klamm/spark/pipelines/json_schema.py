@@ -107,9 +107,13 @@ def _has_required(kind: Any) -> bool:
     )
 
 
-def infer(spark: SparkSession, values: DataFrame) -> StructType | None:
-    """Return the schema of the JSON objects among `values`, a column of text; None if there are none."""
-    found = spark.read.options(**_OPTIONS).json(values).schema
+def infer(spark: SparkSession, values: DataFrame, *, with_empty: bool = True) -> StructType | None:
+    """Return the schema of the JSON objects among `values`, a column of text; None if there are none.
+
+    Without `with_empty`, a field that is null in all of them is left out: it has no type yet.
+    """
+    options = _OPTIONS | ({} if with_empty else {"dropFieldIfAllNull": "true"})
+    found = spark.read.options(**options).json(values).schema
     fields = [each for each in found.fields if each.name != _UNFIT]
     return T.StructType(fields) if fields else None
 

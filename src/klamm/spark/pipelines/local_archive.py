@@ -129,7 +129,9 @@ class ArchiveHere:
         """Write a micro-batch aside, let the journal decide, and say in the checkpoint that it is done."""
         staging = self._journal.stage(f"batch-{number}")
         os.makedirs(staging)
-        written = write_days(_tasks(planner, self._options, begin, end), staging)
+        table = self._journal.table
+        has_dates = table is not None and table.has_dates
+        written = write_days(_tasks(planner, self._options, begin, end), staging, has_dates=has_dates)
         checkpoint.sync_plan(self._claim.checkpoint, number)
         ends = {tp.partition: end_offset for tp, end_offset in end}
         self.files += len(self._journal.commit(by_day(written), batch=number, ends=ends))
@@ -139,8 +141,10 @@ class ArchiveHere:
 
     def tidy(self, many: int, file_bytes: int) -> None:
         """Merge small files of days that have many, about `file_bytes` at a time."""
-        if self._journal.table is not None:
-            self.merged += self._journal.table.compact(many, file_bytes)
+        table = self._journal.table
+        merged = None if table is None else table.optimize(many, file_bytes)
+        if merged is not None:
+            self.merged += merged
             return
         for day, small in self._journal.small_files(many, file_bytes):
             for group in _groups(small, file_bytes):

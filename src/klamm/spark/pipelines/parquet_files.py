@@ -26,6 +26,8 @@ __all__ = ["BUFFER_BYTES", "COLUMNS", "DayFile", "by_day", "shared_out", "write_
 COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
 BUFFER_BYTES = 64 << 20
 _DAY_US = 86_400_000_000
+_LAST_DATE = 2_932_896
+"""9999-12-31, in days since 1970."""
 
 
 class DayFile(NamedTuple):
@@ -37,12 +39,15 @@ class DayFile(NamedTuple):
     rows: int
 
 
-def write_days(tasks: Iterable[Task], directory: str) -> list[DayFile]:
-    """Write the records of ranges into new files of `directory`, which exists: one for each day."""
-    files = _DayFiles(directory)
+def write_days(tasks: Iterable[Task], directory: str, *, has_dates: bool = False) -> list[DayFile]:
+    """Write the records of ranges into new files of `directory`, which exists: one for each day.
+
+    With `has_dates` they have the column `date`, too; it is null beyond the year 9999.
+    """
+    files = _DayFiles(directory, has_dates=has_dates)
     try:
         for task in tasks:
-            for batch in read(task, files.schema):
+            for batch in read(task, files.columns):
                 files.write(batch)
         files.flush()
     finally:
@@ -70,8 +75,11 @@ def shared_out(tasks: Sequence[Task], parts: int) -> Iterator[list[Task]]:
 
 
 class _DayFiles:
-    def __init__(self, directory: str) -> None:
-        self.schema = schema_for(COLUMNS)
+    def __init__(self, directory: str, *, has_dates: bool) -> None:
+        import pyarrow as pa
+
+        self.columns = schema_for(COLUMNS)
+        self._schema = self.columns.append(pa.field("date", pa.date32())) if has_dates else self.columns
         self._directory = directory
         self._writers: dict[int, tuple[str, Any]] = {}
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
@@ -103,9 +111,12 @@ class _DayFiles:
                 os.mkdir(name)
             path = f"{name}/{os.urandom(8).hex()}.parquet"
             # To find a value's least and greatest takes long, and readers do not search by value.
-            statistics: Any = [each for each in COLUMNS if each not in ("value", "headers")]
-            self._writers[day] = path, pq.ParquetWriter(path, self.schema, write_statistics=statistics)
-        rows = pa.Table.from_batches(self._waiting.pop(day), self.schema)
+            statistics: Any = [each for each in self._schema.names if each not in ("value", "headers")]
+            self._writers[day] = path, pq.ParquetWriter(path, self._schema, write_statistics=statistics)
+        rows = pa.Table.from_batches(self._waiting.pop(day), self.columns)
+        if self._schema is not self.columns:
+            date: Any = pa.scalar(None if day > _LAST_DATE else day, pa.int32()).cast(pa.date32())
+            rows = rows.append_column(self._schema.field("date"), pa.repeat(date, rows.num_rows))
         del self._bytes[day]
         self._writers[day][1].write_table(rows, row_group_size=max(1, rows.num_rows))
         self._rows[day] = self._rows.get(day, 0) + rows.num_rows

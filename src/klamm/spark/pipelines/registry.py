@@ -27,7 +27,7 @@ from klamm.disk import files
 from klamm.disk.locks import LockFile
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.spark.checkpoint import committed, ends_of
-from klamm.spark.pipelines.delta_table import LOG
+from klamm.spark.pipelines.archive_table import ArchiveTable, table_of
 from klamm.spark.pipelines.journal import State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, Run, local
 from klamm.store.deletion import delete_topic
@@ -168,9 +168,12 @@ def reset_pipeline(
                 keeps.append(f"the topic {topic}: the next run writes its results again")
             if kind != "archive" and topic is None:
                 keeps.append("what it has written: only the pipeline itself knows where that is")
-            change = PipelineChange(name, sorted(_progress_of(claim)), deletes, keeps, not dry_run)
+            table = table_of(claim) if kind == "archive" else None
+            change = PipelineChange(name, sorted(_progress_of(claim, table)), deletes, keeps, not dry_run)
             if not dry_run:
                 claim.rewrite(resetting=True)
+                if table is not None:
+                    table.drop()
                 for gone in deletes:
                     delete_topic(core, gone)
                 for gone in change.removes:
@@ -333,14 +336,15 @@ def _partitions(
 # ---- what goes
 
 
-def _progress_of(claim: PipelineDirectory) -> Iterator[str]:
+def _progress_of(claim: PipelineDirectory, table: ArchiveTable | None) -> Iterator[str]:
     """Yield the files and folders that a reset removes: all but the one that names the folder's owner, and its lock."""
     ours = os.path.dirname(claim.checkpoint)
     for name in os.listdir(ours):
         if name not in ("pipeline.json", "lock"):
             yield f"{ours}/{name}"
+    theirs = () if table is None else table.folders()
     for name in os.listdir(claim.directory):
-        if name.startswith("date=") or name == LOG:
+        if name.startswith("date=") or name in theirs:
             yield f"{claim.directory}/{name}"
 
 
