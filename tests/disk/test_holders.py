@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -74,6 +75,15 @@ def test_the_holder_of_a_byte_is_found_with_its_command_and_whether_it_is_stoppe
         child.kill()
         assert holders.held_ranges(path) == []
         assert holders.find_process(child.pid) is None
+
+
+def test_a_command_is_shown_in_one_line_whatever_is_in_it() -> None:
+    program = "import sys\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program, "\x1b[31m", "a\tb"], stdin=subprocess.PIPE) as child:
+        until(lambda: (found := holders.find_process(child.pid)) is not None and "31m" in found.command, "it has begun")
+        found = holders.find_process(child.pid)
+        assert found is not None and found.command.endswith("-c import sys sys.stdin.read() [31m a b")
+        child.communicate(timeout=60)
 
 
 def test_a_process_that_takes_a_byte_is_recorded_beside_it(path: str, heads: Heads) -> None:

@@ -7,7 +7,7 @@ _log = _get_logger("klamm")
 
 
 cdef object call_back(call, Delivery delivery):
-    """Call a user's callback. What it raises is logged; an interrupt is returned: the other callbacks come first."""
+    """Call a user's callback. Log its exception; return an interrupt, because the other callbacks come first."""
     try:
         call(delivery)
     except Exception:  # as concurrent.futures does: there is no caller to raise it to
@@ -29,7 +29,7 @@ cdef class BatchDelivery:
     cdef readonly int64_t base_offset   # -1: not known
     cdef readonly int64_t log_append_time  # -1: records keep their own timestamps
     cdef readonly object error
-    cdef object lock                    # made by the first who waits, and held until the batch is done
+    cdef object lock                    # created by the first waiting thread, and held until the batch is done
     cdef list callbacks
     cdef bint released
 
@@ -40,7 +40,7 @@ cdef class BatchDelivery:
         self.log_append_time = -1
 
     def release(self, BufferMemory memory not None, Py_ssize_t size):
-        """Take the batch's bytes off what the producer holds, once; later calls change nothing."""
+        """Subtract the batch's bytes from the producer's buffer memory, once; later calls change nothing."""
         if not self.released:
             self.released = True
             memory.used -= size
@@ -175,7 +175,7 @@ cdef class OpenBatch:
 
 @cython.final
 cdef class BufferMemory:
-    """Bytes of records that a producer was given and has not delivered, in open batches and in full ones."""
+    """The bytes of a producer's records that are not delivered, in open and in full batches."""
 
     cdef readonly Py_ssize_t limit
     cdef readonly Py_ssize_t used
@@ -391,7 +391,7 @@ cdef class RecordAccumulator:
         return delivery
 
     def close(self):
-        """Take no more records; those that were taken are there for `drain`."""
+        """Refuse further records; `drain` still returns the ones that were taken."""
         self.closed = True
 
     def open(self):
@@ -449,7 +449,7 @@ cdef class Sending:
         return _GenericAlias(cls, types)
 
     def send(self, topic, value, *, key=None, headers=None, timestamp=None, partition=None):
-        """Take one record into a batch; what becomes of it is told by the Delivery.
+        """Take one record into a batch. The Delivery has its outcome.
 
         Raises what went wrong with an earlier batch, if that was not told yet; then this record was not taken.
         """

@@ -78,7 +78,7 @@ cdef class Builder:
         self.skipped = 0
 
     cdef int make_room(self, Py_ssize_t need) except -1:
-        """Make space for `need` more bytes, which the caller knows to be within the limit."""
+        """Make space for `need` more bytes. The caller has checked the limit."""
         cdef Py_ssize_t capacity = min(self.limit, max(2 * self.memory.capacity, self.used + need))
         if self.used + need > self.memory.capacity:
             self.memory = grown_memory(self.memory, self.used, capacity)
@@ -181,7 +181,7 @@ cdef class Builder:
         timestamp = checked_timestamp(timestamp)
         self.check_time(timestamp)
         while i < klamm_length(records):
-            # The quick way: pairs of exact bytes or None, from the second record on, as far as the memory goes.
+            # The fast path: pairs of exact bytes or None, from the second record on, as long as the memory suffices.
             if self.count > 0 and not self.busy and not self.skipped:
                 items = klamm_items(records)
                 n = klamm_length(records)
@@ -225,7 +225,7 @@ cdef class Builder:
                 self.count = count
                 if i >= n:
                     break
-            # One record the careful way: it grows the memory, raises, or does not fit.
+            # The slow path for one record: it grows the memory, raises, or does not fit.
             if self.put_record(<object> klamm_items(records)[i], timestamp) < 0:
                 return i
             i += 1

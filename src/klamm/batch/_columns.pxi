@@ -41,7 +41,7 @@ cdef enum:
     GATHER_FULL = 1      # a bound is reached
     GATHER_BAD = 2       # the batch does not follow the format
     GATHER_NULL = 3      # a null needs a bitmap first
-    GATHER_HEADERS = 4   # headers need more room first
+    GATHER_HEADERS = 4   # headers need more space first
 
 
 cdef inline void put_string(Strings *s, int64_t row, const uint8_t *p, int64_t size, const uint8_t *end) noexcept nogil:
@@ -98,7 +98,7 @@ cdef int gather(Gather *g, const klamm_batch *batch, const uint8_t **at, const u
         offset = batch.base_offset + r.offset_delta
         if offset >= from_offset:
             if offset >= end_offset:
-                # What is beyond the asked range is not looked at.
+                # Records beyond the requested range are not checked.
                 return GATHERED
             if row >= g.max_rows or g.keys.used + g.values.used + g.names.used + g.header_values.used >= g.max_bytes:
                 return GATHER_FULL
@@ -167,7 +167,7 @@ cdef class StringMemory:
         return 0
 
     cdef int forget(self, Strings *s, int64_t rows, int64_t used, int64_t nulls, int64_t end_row) except -1:
-        """Go back to `rows` rows: what was written after them is void."""
+        """Go back to `rows` rows: later ones are invalid."""
         cdef int64_t row
         s.used = used
         s.nulls = nulls
@@ -184,7 +184,7 @@ cdef class StringMemory:
         if s.nulls:
             self.validity.size = (rows + 7) // 8
         out = (s.nulls, self.validity if s.nulls else None, self.offsets, self.data)
-        # As much room again as this time, so that the next run need not grow into it.
+        # Reserve as much as this time, so that the next run need not grow.
         self.offsets = new_memory(self.offsets.capacity)
         self.data = new_memory(min(self.data.capacity, s.used + s.used // 4 + PADDING))
         self.validity = None

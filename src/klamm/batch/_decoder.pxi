@@ -60,7 +60,7 @@ cdef class Decoder:
         return 0
 
     def use(self, int form, key_of, value_of, int on_bad=ON_BAD_RAISE):
-        """Set what records are made into from now on. `on_bad`: BAD_RAISE, BAD_SKIP or BAD_RAW (both stay bytes)."""
+        """Set the form of records from now on. `on_bad`: BAD_RAISE, BAD_SKIP or BAD_RAW (both stay bytes)."""
         self.check_idle()
         if form not in (RECORDS, TUPLES, VALUES) or not ON_BAD_RAISE <= on_bad <= ON_BAD_RAW:
             raise ValueError(f"form {form}, on_bad {on_bad}")
@@ -95,11 +95,11 @@ cdef class Decoder:
         return self.left > 0 or self.view is not None
 
     cdef int skip(self) except -1:
-        """Step over batches without records that are wanted; at the end of the data, let go of it."""
+        """Skip batches without requested records; at the end of the data, release it."""
         cdef klamm_batch batch
         while self.position < self.view.size:
             if klamm_read_batch(self.view.data + self.position, self.view.size - self.position, &batch) != KLAMM_OK:
-                return 0                            # enter() says what is wrong
+                return 0                            # enter() reports the error
             if (batch.next_offset > self.begin_offset and not batch.attributes & KLAMM_CONTROL
                     and (batch.record_count or batch.size > KLAMM_HEADER)):
                 return 0
@@ -228,7 +228,7 @@ cdef class Decoder:
 
     cdef int drop_unless_whole(self, int64_t offset, int32_t leader_epoch, list offsets, list out,
                                Py_ssize_t before) except -1:
-        """Check the rest of the batch; if it is bad, take back what was taken of it, and raise."""
+        """Check the rest of the batch. If it is bad, take back its records and raise."""
         try:
             self.check_rest()
         except BaseException:
@@ -286,7 +286,7 @@ cdef class Decoder:
         return 0
 
     cdef int take_bad(self, error, list out) except -1:
-        """Do with the next record, which could not be made, what `on_bad` says."""
+        """Apply `on_bad` to the next record, which could not be created."""
         cdef klamm_record r
         cdef object key_of = self.key_of, value_of = self.value_of
         cdef const uint8_t *following = klamm_read_record(self.next, self.end, &r)

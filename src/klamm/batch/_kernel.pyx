@@ -93,7 +93,7 @@ cdef enum:
 
 
 cdef int raise_busy() except -1:
-    """Raise: objects that release the GIL while they change are not for two threads at once."""
+    """Raise: two threads use an object that is not thread-safe (it releases the GIL while it changes)."""
     raise RuntimeError("another thread is at work on this object")
 
 
@@ -129,7 +129,7 @@ cdef Memory new_memory(Py_ssize_t capacity):
 
 
 cdef Memory grown_memory(Memory memory, Py_ssize_t used, Py_ssize_t capacity):
-    """Return the same bytes with more space. Views of the old memory stay valid: then it is copied, not moved."""
+    """Return the bytes in larger memory. If there are views of the old memory, it is copied, so they stay valid."""
     cdef Memory larger
     cdef uint8_t *moved
     if memory.views > 0 or capacity >= <Py_ssize_t> KLAMM_HUGE_PAGE:

@@ -1,4 +1,4 @@
-# What compaction needs: the latest offset of each key, and batches with only the records that stay.
+# For compaction: the latest offset of each key, and batches with only the records that stay.
 
 cdef extern from "keymap.h" nogil:
     enum:
@@ -121,7 +121,7 @@ cdef class KeyMap:
         return index >= 0 and batch.base_offset <= found[1][index]
 
     def add(self, data, int64_t start=0, int64_t end_offset=INT64_MAX):
-        """Note the keys of whole, verified batches, those with start <= offset < end_offset: where to go on.
+        """Record the keys of whole, verified batches with start <= offset < end_offset; return where to continue.
 
         That is the end of `data`, or, once it is `full`, the first offset whose key has no entry. Control batches and
         aborted transactions are left out.
@@ -165,7 +165,7 @@ cdef class KeyMap:
         return offset
 
     def put(self, bounds, data, offsets):
-        """Note a column of keys, as Arrow has it, and an offset for each: n + 1 bounds (int32) in `data`, n int64.
+        """Record a column of keys, as Arrow has it, and an offset for each: n + 1 bounds (int32) in `data`, n int64.
 
         False once it is `full`: a key had no entry.
         """
@@ -190,7 +190,8 @@ cdef class KeyMap:
 
 @cython.final
 cdef class RecordFilter:
-    """Takes out of batches, in the order of the log from its start on, what is not the latest of its key in `keys`.
+    """Removes from batches, in the order of the log from its start on, records that are not the latest of their key in
+    `keys`.
 
     `end_offset` is how far the keys were noted: what comes after stays as it is. A batch that keeps a tombstone for the first
     time gets `horizon_ms` as its delete horizon, and loses it when `now_ms` is past that; so does a transaction's
@@ -233,7 +234,7 @@ cdef class RecordFilter:
         return 0
 
     def filter(self, data):
-        """Return what is left of whole, verified batches; None if that is all of them, unchanged."""
+        """Return the rest of whole, verified batches; None if they are unchanged."""
         cdef View view = viewed(data)
         cdef Py_ssize_t size = view.size, position = 0, same = 0
         cdef klamm_batch batch
@@ -261,13 +262,14 @@ cdef class RecordFilter:
         return PyMemoryView_FromObject(out)
 
     cdef int begin(self, View view, Py_ssize_t same, Py_ssize_t position) except -1:
-        """Copy what stayed as it was up to here: something else comes now."""
+        """Copy the unchanged bytes up to here: a change follows."""
         if self.out is None:
             self.out = new_memory(view.size + 64)
         return self.put(view.data + same, position - same)
 
     cdef int filter_batch(self, View view, Py_ssize_t position, Py_ssize_t same, const klamm_batch *batch) except -1:
-        """Filter one batch. Return 1 if it changed or is gone, with all before it and what is left of it put out."""
+        """Filter one batch. Return 1 if it changed or was removed: then everything before it and its rest are written.
+        """
         cdef const uint8_t *p = view.data + position
         cdef const uint8_t *records = p + KLAMM_HEADER
         cdef Py_ssize_t length = batch.size - KLAMM_HEADER

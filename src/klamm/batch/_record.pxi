@@ -110,7 +110,7 @@ cdef class Record:
         return _GenericAlias(cls, types)
 
     def json(self):
-        """Return what the JSON in the value says; None for a null. TypeError if a serde has made the value."""
+        """Return the value parsed as JSON; None for a null. Raise TypeError if a serde has decoded the value."""
         if self.value is None:
             return None
         if not isinstance(self.value, bytes):

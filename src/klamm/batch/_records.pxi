@@ -1,4 +1,4 @@
-# Records that were returned, and how far they were handed out.
+# Records that were returned, and how many of them the caller has taken.
 
 
 @cython.final
@@ -71,7 +71,7 @@ cdef class Records:
         return record
 
     def batch(self):
-        """Hand out all of them, before any was."""
+        """Return all records at once, before any was taken."""
         batch = self.records
         batch.topic, batch.partition = self.partition
         batch.begin, batch.end, batch.leader_epoch = self.begin, self.end, self.epoch

@@ -1,4 +1,4 @@
-# Records that are read and not made: keys, timestamps, and whether all can be read.
+# Read records without creating objects: keys, timestamps, and whether all are valid.
 
 cdef extern from "scan.h" nogil:
     ctypedef struct klamm_pieces:

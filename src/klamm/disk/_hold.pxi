@@ -11,10 +11,10 @@ cdef enum:
     # between two looks at a byte that another process holds and does not wake us for
     POLL_INTERVAL_NS = 1000000              
     SLEEP_NS = 20000000             # at most so long in one piece, where the holder wakes us
-    QUEUE_NS = 500000000            # the same in the queue: who wakes by itself goes to sleep again behind all others
+    QUEUE_NS = 500000000            # the same in the queue: a process that wakes by itself sleeps again behind all others
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
     IN_A_ROW = 128                  # so often the last holder may take the byte again before it queues up
-    # so long the first in the queue leaves a row alone; then it takes the byte where it can
+    # after this long, the first in the queue takes the byte as soon as it is free
     ROW_NS = 5000000              
     ALL_BITS = 0xffffffff
 
@@ -25,7 +25,7 @@ WAITING = WAITING_AT
 
 
 def set_first_interval(int64_t ns=POLL_INTERVAL_NS):
-    """Let the first in a queue sleep that long before it looks for itself. For tests: of the wake-up alone."""
+    """Set how long the first in a queue sleeps at most. For tests, which wait for the wake-up alone."""
     global first_interval_ns
     first_interval_ns = ns
 
@@ -191,7 +191,7 @@ cdef class Hold:
         return False
 
     cdef int release(self) noexcept:
-        """Unlock the byte. The first in its queue is woken when this process has had its row, and not before."""
+        """Unlock the byte. The first in its queue is woken only when this process has used up its turns in a row."""
         if self.queue >= 0 and self.mutex.note != NULL and self.mutex.in_a_row < IN_A_ROW:
             return os_unlock_in_row(self.fd, self.byte, self.mutex.note)
         return self.unlock(self.byte, self.mutex.note)
@@ -438,7 +438,7 @@ cdef class PriorityMutex:
 
 
 cdef class Inside:
-    """Which threads are inside of a `with` block of it, as often as they are; an interrupt leaves none behind."""
+    """Counts how often threads are inside its `with` block; an interrupt leaves no wrong count."""
     cdef dict depths                # by thread
 
     def __cinit__(self):

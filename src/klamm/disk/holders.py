@@ -123,14 +123,19 @@ def find_process(pid: int) -> Process | None:
         fields = rest.split()
         state, started_ticks = fields[0], int(fields[19])
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            command = _in_one_line(file.read().replace(b"\0", b" ").decode(errors="replace"))
     except (OSError, ValueError, IndexError):
         return None
     if state in "ZX":
         return None
     age_ms = _os.boot_ms() - started_ticks * 1000 // _CLOCK_TICKS
     started_ms = time.time_ns() // 1_000_000 - age_ms
-    return Process(pid, (command or name)[:200], started_ms, state in "Tt" or _is_frozen(pid))
+    return Process(pid, (command or _in_one_line(name))[:200], started_ms, state in "Tt" or _is_frozen(pid))
+
+
+def _in_one_line(command: str) -> str:
+    """Return a command for messages: in one line, without control characters (`python -c` may have a whole program)."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in command).split())
 
 
 def _is_frozen(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Append, as head.py tells it: without the GIL, without Python objects, without allocation."""
+"""Append, as head.py describes it: without the GIL, without Python objects, without allocation."""
 
 cdef uint64_t ticks = 0
 

@@ -1,4 +1,4 @@
-"""Telling an event loop that heads have moved: a thread that needs no GIL, and a file descriptor."""
+"""The bell thread: signals an event loop that heads have moved, without the GIL, by a file descriptor."""
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 
@@ -85,7 +85,7 @@ cdef class BellThread:
         pthread_mutex_unlock(&self.mutex)
 
     def arm(self):
-        """Tell when something moves, or has."""
+        """Arm the signal: write to the descriptor when a head moves, or has moved already."""
         if not load32(&self.armed):
             store32(&self.armed, 1)
             self.wake()

@@ -1,4 +1,4 @@
-"""Where a range of a segment ends that may not be longer than so many bytes, nor go beyond an offset.
+"""Find the end of a range of a segment, limited in bytes and by an offset.
 
 The index says where to start looking, and batch headers say the rest. Both are read in pieces of a page: an index has
 128 entries in one, and headers of small batches lie close together. What is read may be anything: each number is

@@ -1,4 +1,4 @@
-"""What Python modules use of the slot: flags, events, sizes, and the tuples that snapshots are."""
+"""Exports for Python modules: flags, events and sizes of the slot, and the tuples of snapshots."""
 
 DELETED, READ_ONLY, SYNC_FAILED, NEEDS_RECOVERY = FLAG_DELETED, FLAG_READ_ONLY, FLAG_SYNC_FAILED, FLAG_NEEDS_RECOVERY
 NEW_HEAD = FLAG_NEW_HEAD

@@ -1,4 +1,4 @@
-"""The bytes of an index, for those who make one again."""
+"""The bytes of an index, for rebuilding one."""
 
 
 def index_header(int64_t base, uint32_t first, int64_t size=0, int64_t last_position=0, uint32_t last=0):

@@ -4,7 +4,7 @@ cdef class Log
 
 
 cdef class Life:
-    """What this process is known by as an owner of append locks, from the opening of a store until it is closed.
+    """The identity of this process as an owner of append locks, from the opening of a store until it is closed.
 
     `file` is a LockFile of `heads`: the byte of this life is held through it, and asked through it for others' lives.
     It has a descriptor of its own, which is not mapped, and which a forked child closes.

@@ -1,4 +1,4 @@
-"""Waiting for heads to move, and reading what came, in one native call."""
+"""The poller: wait for heads to move, and read new batches, in one native call."""
 
 from libc.stdlib cimport free, malloc
 
@@ -15,7 +15,7 @@ cdef uint32_t ANY_BIT = 0x80000000u
 
 
 def set_poll_interval(int64_t ns=POLL_INTERVAL_NS):
-    """Let this process sleep that long at most before it looks for itself. For tests: of the bell alone."""
+    """Set how long this process sleeps at most. For tests, which wait for the bell alone."""
     global interval_ns
     interval_ns = ns
 

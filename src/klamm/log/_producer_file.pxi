@@ -1,4 +1,4 @@
-"""The file `producers`: mapped, unmapped, grown, made again, listed. Under the append lock, and with the GIL.
+"""The file `producers`: map, unmap, grow, rebuild and list it. Under the append lock, and with the GIL.
 
 A process maps no more than MOST_TABLES tables and MOST_MAPPED bytes of them, however many partitions it appends to: the
 one that was not used for longest is unmapped for the next one.

@@ -128,7 +128,7 @@ cdef Entry *entry_of(Writer *w, uint32_t link) noexcept nogil:
 
 
 cdef uint64_t *journal(Writer *w, void *at, uint64_t before, uint64_t is_small) noexcept nogil:
-    """Note what a word is, before it changes. NULL if there is no room: the table is damaged."""
+    """Record the value of a word in the journal, before it changes. NULL if there is no space: the table is damaged."""
     cdef TableHeader *header = &w.table.header
     cdef uint32_t count = header.undo_count
     if count >= UNDO_ROOM:
@@ -151,7 +151,7 @@ cdef void put64(Writer *w, uint64_t *at, uint64_t value) noexcept nogil:
 
 
 cdef void undo(Writer *w) noexcept nogil:
-    """Take back what a dead writer changed. Killed in here, the next one starts over, with the same result."""
+    """Undo the change of a dead writer. If this process is killed, the next one starts over, with the same result."""
     cdef TableHeader *header = &w.table.header
     cdef uint32_t i = header.undo_count
     cdef uint64_t at, size
@@ -380,7 +380,7 @@ cdef int64_t oldest_open(Writer *w, int64_t but) noexcept nogil:
 # ---- after the commit ----------------------------------------------------------------------------------------------
 
 cdef void remember(Writer *w, const unsigned char *batch, int64_t base_offset) noexcept nogil:
-    """Note a committed batch. Room was seen before the append."""
+    """Record a committed batch. The append has checked that there is space."""
     cdef TableHeader *header = &w.table.header
     cdef int64_t producer_id = <int64_t>be64(batch + PRODUCER_ID_AT), open_at
     cdef int attributes = be16(batch + ATTRIBUTES_AT)
@@ -467,7 +467,9 @@ cdef void changed_table(Writer *w) noexcept nogil:
 
 
 cdef int redo(Writer *w, Commit *now) noexcept nogil:
-    """Make up for a writer that died between its commit and the table. Its batch is the last of the active segment."""
+    """Redo the change of a writer that died between its commit and the table. Its batch is the last of the active
+    segment.
+    """
     cdef unsigned char header[HEADER_SIZE]
     if not w.slot.redo_seq:
         return 0

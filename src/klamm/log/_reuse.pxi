@@ -1,4 +1,4 @@
-"""Slots that are used again once their partition was deleted (docs/internals/format.md)."""
+"""Reuse of the slots of deleted partitions (docs/internals/format.md)."""
 
 
 cdef int is_reused(Writer *w) noexcept nogil:

@@ -1,4 +1,4 @@
-"""What `slot.h` and the system offer, the results of an append, and what a process keeps for a partition."""
+"""Declarations of `slot.h` and of the system, results of an append, and a process's state of a partition."""
 
 cdef extern from "os.h" nogil:
     ctypedef struct pthread_mutex_t "KlammMutex":
@@ -257,7 +257,7 @@ cdef object as_snapshot(const Commit *c):
 
 
 class Result(IntEnum):
-    """What a native call returns instead of an offset, besides -errno."""
+    """Results that native calls return instead of an offset, besides -errno."""
     DELETED = R_DELETED
     READ_ONLY = R_READ_ONLY
     SYNC_FAILED = R_SYNC_FAILED

@@ -1,4 +1,5 @@
-"""Sync, as head.py tells it: from the lock to the unlock without the GIL, without Python objects, without allocation.
+"""Sync, as head.py describes it: from the lock to the unlock without the GIL, without Python objects, without
+allocation.
 
 So no exception and no signal handler comes between taking the flush lock and releasing it, and none leaves `flushing`
 set: that would look like a syncer that died, and the next one would rewrite everything that is not synced yet.

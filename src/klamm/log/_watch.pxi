@@ -1,4 +1,4 @@
-"""Whether heads have moved, for those who ask before each read: some nanoseconds, however many they are."""
+"""Test whether heads have moved, before each read: it takes some nanoseconds, however many heads there are."""
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
