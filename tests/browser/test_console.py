@@ -15,9 +15,9 @@ from tests.console.process import ConsoleProcess
 VIEWS = {
     "overview": "/",
     "topics": "/topics",
-    "records": "/topics/orders",
+    "records": "/topics/orders?n=20",
     "record": "/topics/orders/0/1",
-    "columns": "/topics/orders?view=columns",
+    "columns": "/topics/orders?view=columns&n=20",
     "schema": "/topics/orders/schema",
     "heat map": "/topics/orders/heat",
     "purge": "/topics/orders/purge?before=%405",
