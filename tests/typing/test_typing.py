@@ -36,7 +36,10 @@ def mypy(programs: Path) -> Refused:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert project["strict"] and set(project) - _NEUTRAL <= {"warn_unreachable", "enable_error_code"}, sorted(project)
     beyond = {"warn_unreachable": False, "disable_error_code": project["enable_error_code"]}
-    lines = ["[tool.mypy]", *(f"{name} = {json.dumps(value)}" for name, value in project.items() if name != "overrides")]
+    lines = [
+        "[tool.mypy]",
+        *(f"{name} = {json.dumps(value)}" for name, value in project.items() if name != "overrides"),
+    ]
     for override in [*project["overrides"], {"module": [name.removesuffix(".py") for name in PROGRAMS], **beyond}]:
         lines += ["[[tool.mypy.overrides]]", *(f"{name} = {json.dumps(value)}" for name, value in override.items())]
     config = programs / "pyproject.toml"
