@@ -370,6 +370,7 @@ def test_everything_can_be_read_without_script(browser: Any, served: ConsoleProc
     tab = Tab(browser, served.address, java_script_enabled=False)
     try:
         page = tab.goto("/topics/orders?n=3")
+        page.locator(".records tbody tr").nth(2).wait_for()
         assert page.locator(".records tbody tr").count() == 3
         page.click("#more")
         page.wait_for_url("**at=*")
