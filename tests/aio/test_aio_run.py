@@ -59,7 +59,7 @@ def test_failures_timeouts_and_hooks_of_coroutines_are_as_in_klamm(path: Path) -
         async with store.consumer("orders", group="g", wait=0) as consumer:
             report = await consumer.run(
                 handle,
-                timeout=0.5,
+                timeout=2,
                 on_error="dead-letter",
                 retries=1,
                 backoff=0.001,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import klamm
+from tests.procs import PATIENCE
 
 pytest.importorskip("duckdb")
 FOR_HOURS = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b, orders"
@@ -21,6 +24,18 @@ def orders(store: klamm.Store) -> klamm.Store:
     store.topics.create("orders", 2)
     store.append_many("orders", [(b"a", b"1"), (b"b", None), (b"a", b"3")], partition=1)
     return store
+
+
+def test_a_query_imports_no_pandas(orders: klamm.Store) -> None:
+    """Where it is installed, pyarrow imports it for pyarrow.scalar(): that takes longer than all else of a query."""
+    code = (
+        "import sys, klamm\n"
+        "with klamm.open(sys.argv[1], read_only=True) as store:\n"
+        "    rows = list(store.sql('select topic, partition, count(*) as n from orders group by all'))\n"
+        "assert [dict(row) for row in rows] == [{'topic': 'orders', 'partition': 1, 'n': 3}], rows\n"
+        "sys.exit('pandas' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, orders.path], check=True, timeout=PATIENCE)
 
 
 def test_rows_have_the_types_of_their_columns(orders: klamm.Store) -> None:

@@ -15,9 +15,9 @@ from tests.console.process import ConsoleProcess
 VIEWS = {
     "overview": "/",
     "topics": "/topics",
-    "records": "/topics/orders",
+    "records": "/topics/orders?n=20",
     "record": "/topics/orders/0/1",
-    "columns": "/topics/orders?view=columns",
+    "columns": "/topics/orders?view=columns&n=20",
     "schema": "/topics/orders/schema",
     "heat map": "/topics/orders/heat",
     "purge": "/topics/orders/purge?before=%405",
@@ -370,6 +370,7 @@ def test_everything_can_be_read_without_script(browser: Any, served: ConsoleProc
     tab = Tab(browser, served.address, java_script_enabled=False)
     try:
         page = tab.goto("/topics/orders?n=3")
+        page.locator(".records tbody tr").nth(2).wait_for()
         assert page.locator(".records tbody tr").count() == 3
         page.click("#more")
         page.wait_for_url("**at=*")

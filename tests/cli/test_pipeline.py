@@ -82,7 +82,7 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     ]
     with forks() as variables:
         environment = {**os.environ, **ENVIRONMENT, **variables}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["pipeline"], told["rows_read"], told["rows_written"]) == ("archive", 100, 100)

@@ -394,7 +394,7 @@ def test_a_sync_that_fails_fails_the_delivery_and_later_ones_go_on(orders: klamm
         finally:
             _os.trap(0)
         with pytest.raises(klamm.SyncFailed):
-            until(producer.flush, "the failure is told", 5)
+            until(producer.flush, "the failure is told")
         assert producer.send("orders", b"2").result(WAIT) == 2
     assert partition_of(orders).ends().flushed == 3
 

@@ -495,7 +495,7 @@ def test_an_interrupt_ends_a_wait_and_is_not_lost_if_it_comes_before(world: Worl
     with reading(engine) as outcome:
         outcome["over"] = True
         engine.interrupt()
-        until(lambda: "returned" in outcome, "the call returns", 5)
+        until(lambda: "returned" in outcome, "the call returns")
     began = time.monotonic()
     for _ in range(40):  # an engine may look up now and then by itself; not as often as this
         engine.interrupt()

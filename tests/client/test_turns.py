@@ -108,7 +108,7 @@ def test_a_slow_loop_gives_a_new_member_its_share(store: klamm.Store) -> None:
         try:
             until(lambda: len(first.assignment()) == 2, "the first has both")
             with store.consumer("orders", group="g") as second:
-                assert second.poll(timeout=10), "it gets nothing while the other one works on its chunk"
+                assert second.poll(timeout=30), "it gets nothing while the other one works on its chunk"
         finally:
             over.set()
             thread.join(PATIENCE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -230,8 +232,15 @@ def test_workers_handle_each_record_and_dead_letters_tell_why(store: klamm.Store
         with lock:
             done.append(record.value)
 
-    with store.consumer(one.name, group=group, wait=1.0) as consumer:
-        report = consumer.run(handle, workers=3, on_error="dead-letter", retries=1, backoff=0.01)
+    ended = itertools.count(1)
+    with store.consumer(one.name, group=group) as consumer:
+
+        def note(attempt: klamm.Attempt) -> None:
+            if next(ended) == 10:
+                consumer.stop()
+
+        hooks: Any = {"on_done": note, "on_dead_letter": note}
+        report = consumer.run(handle, workers=3, on_error="dead-letter", retries=1, backoff=0.01, **hooks)
     assert (report.done, report.dead_lettered) == (9, 1)
     assert sorted(done) == sorted(b"%d" % n for n in range(10) if n != 4)
     (letter,) = store.dead_letters(f"{one.name}.dlq")
@@ -285,11 +294,19 @@ def test_a_pipe_with_state_has_each_effect_once(store: klamm.Store, one: klamm.T
         state.value = b"%d" % (int(state.value or b"0") + 1)
         return b"%s:%s" % (record.key, state.value)
 
-    for rounds in (1, 2):
-        with store.pipe(one.name, count, to=counts.name, state=changelog) as pipe:
-            assert pipe.run(wait=1.0).records == 10
+    def counted() -> list[bytes]:
         with store.consumer(counts.name, wait=0) as reader:
-            found = values(reader)
+            return values(reader)
+
+    for rounds in (1, 2):
+        with store.pipe(one.name, count, to=counts.name, state=changelog) as pipe, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(pipe.run)
+            try:
+                until(lambda run=running, n=rounds: run.done() or len(counted()) >= 10 * n, "all are there")  # type: ignore[misc]
+            finally:
+                pipe.stop()
+            assert running.result(PATIENCE).records == 10
+        found = counted()
         assert len(found) == 10 * rounds
         one.append_many([(b"k%d" % (n % 3), b"%d" % n) for n in range(10)])
     assert found[-1] == b"k0:8"

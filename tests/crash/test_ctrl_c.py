@@ -20,7 +20,7 @@ import pytest
 import klamm
 from klamm.disk import _os
 from tests.crash.cases import memory_directory, seed_of
-from tests.procs import Child, children, until
+from tests.procs import PATIENCE, Child, children, until
 
 pytestmark = pytest.mark.skipif(not _os.HAS_BYTE_LOCKS, reason="one process at a time")
 
@@ -138,7 +138,7 @@ def run(loop: Loop, directory: Path, times: int) -> None:
         child = start(lambda: survive(path, loop, board))
         until(lambda: board.counts[0], "it has begun")
         press(child, board, times, dice)
-        with klamm.open(path, busy_timeout=10) as store:  # beside it: nothing that it holds stays held
+        with klamm.open(path, busy_timeout=PATIENCE) as store:  # beside it: nothing that it holds stays held
             store.append("orders", b"from outside")
             store.topics.create("more")
         until(lambda: board.counts[1] > 0, "it appends")

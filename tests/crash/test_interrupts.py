@@ -171,10 +171,10 @@ def interrupted(scene: Scene, action: Callable[[Scene], None], strike: AbstractC
     finally:
         _os.trap(0)
     # The store's own thread may hold one for a moment, for retention.
-    until(lambda: is_all_free(scene.path), f"{where}\nlocks are released", 10)
-    until(lambda: not any(log.flushing for log in scene.logs()), f"{where}\nno sync looks abandoned", 10)
+    until(lambda: is_all_free(scene.path), f"{where}\nlocks are released")
+    until(lambda: not any(log.flushing for log in scene.logs()), f"{where}\nno sync looks abandoned")
     action(scene)
-    until(lambda: is_all_free(scene.path), f"{where}\nthen not interrupted: locks are released", 10)
+    until(lambda: is_all_free(scene.path), f"{where}\nthen not interrupted: locks are released")
     return True
 
 

@@ -25,7 +25,7 @@ from klamm.log.partition import Partition
 from klamm.store import directory
 from tests.crash.lock_words import BOUND_S, SIZES, SLOT, fork_unhandled, read_all
 from tests.crash.stores import values
-from tests.procs import Child, Flag, asleep, children, die_with_parent, until
+from tests.procs import PATIENCE, Child, Flag, asleep, children, die_with_parent, until
 from tests.rig import Rig, batch, scan_files
 
 pytestmark = [
@@ -358,7 +358,7 @@ def test_a_word_with_a_number_that_nobody_has_stored_holds_up_nobody(path: Path)
     """A flipped bit, or `heads` put back from a backup: of no life, or the very number that this process gets."""
     for number in (1 << 20, peek(path, 0, LIVES_AT) + 2):
         poke(path, SLOT, OWNER_AT, number)
-        with klamm.open(path, busy_timeout=2) as store:
+        with klamm.open(path, busy_timeout=PATIENCE) as store:
             store.append("orders", b"x", acks=1)
             assert not store._acquired().heads.owners()
 
@@ -380,7 +380,7 @@ def test_after_a_boot_no_lock_is_held_whatever_the_words_say(
             assert life is not None
             return life.number
 
-    with klamm.open(path, busy_timeout=2) as store, children() as start:
+    with klamm.open(path, busy_timeout=PATIENCE) as store, children() as start:
         assert not store._acquired().heads.owners()
         other = start(live)
         ready.wait()

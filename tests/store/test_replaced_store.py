@@ -22,7 +22,7 @@ import pytest
 import klamm
 from klamm.errors import HELD, KlammError, NotAStore, readable
 from tests.descriptors import descriptors, opened_since
-from tests.procs import Flag, children, until
+from tests.procs import PATIENCE, Flag, children, until
 from tests.serving import KLAMM, Serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere files are opened by their path")
@@ -135,7 +135,7 @@ def delete(replaced: Replaced) -> None:
 
 
 def read_on(replaced: Replaced) -> None:
-    replaced.consumer.poll(timeout=5)
+    replaced.consumer.poll(timeout=PATIENCE)
 
 
 def read_all(replaced: Replaced) -> None:

@@ -1,6 +1,7 @@
 """What checkers say of programs: right.py is accepted as it is, and of wrong.py exactly the lines that are marked.
 
-Both files are copied out of the project, so that its settings do not count, and each checker runs once.
+Both files are copied out of the project, and each checker runs once. The project's settings do not count: both say
+what they say to a user who asks for `strict`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,27 +22,41 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PROGRAMS = ("right.py", "wrong.py")
 MARK = "  # wrong"
+_NEUTRAL = {"strict", "files", "exclude", "mypy_path", "explicit_package_bases", "overrides"}
+"""Options of mypy in pyproject.toml that do not change what it says of a program."""
 
 Refused = dict[tuple[str, int], list[str]]
 """By file and line: why."""
 
 
 def mypy(programs: Path) -> Refused:
+    """Check with the options and the cache of `make check`, which has just looked at all that is imported, but for what
+    those options have beyond --strict.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert project["strict"] and set(project) - _NEUTRAL <= {"warn_unreachable", "enable_error_code"}, sorted(project)
+    beyond = {"warn_unreachable": False, "disable_error_code": project["enable_error_code"]}
+    lines = [
+        "[tool.mypy]",
+        *(f"{name} = {json.dumps(value)}" for name, value in project.items() if name != "overrides"),
+    ]
+    for override in [*project["overrides"], {"module": [name.removesuffix(".py") for name in PROGRAMS], **beyond}]:
+        lines += ["[[tool.mypy.overrides]]", *(f"{name} = {json.dumps(value)}" for name, value in override.items())]
+    config = programs / "pyproject.toml"
+    config.write_text("\n".join(lines))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent"),
-            *(f"--cache-dir={ROOT / '.mypy_cache' / 'programs'}", "--python-version=3.11", "--no-error-summary"),
-            *PROGRAMS,
+            *(sys.executable, "-m", "mypy", f"--config-file={config}", f"--cache-dir={ROOT / '.mypy_cache'}"),
+            *("--no-error-summary", *(str(programs / name) for name in PROGRAMS)),
         ],
-        cwd=programs,
-        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     refused: Refused = {}
     for line in done.stdout.splitlines():
-        if found := re.match(r"(\w+\.py):(\d+): error: (.*)", line):
+        if found := re.match(r".*?(\w+\.py):(\d+): error: (.*)", line):
             refused.setdefault((found[1], int(found[2])), []).append(found[3])
     return refused
 

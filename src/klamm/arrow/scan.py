@@ -14,6 +14,7 @@ Because a Scan has `__arrow_c_stream__`, whatever reads Arrow reads it:
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
@@ -244,6 +245,16 @@ class _Assembly:
         """Return an array of one repeated value, shared by all batches: each gets a slice."""
         known = self._constant.get(name)
         if known is None or known[0] != value or len(known[1]) < rows:
-            scalar = self._pa.scalar(value, self._schema.field(name).type)
+            scalar = _scalar(self._pa, value, self._schema.field(name).type)
             known = self._constant[name] = (value, self._pa.repeat(scalar, min(self._rows, 2 * rows)))
         return known[1].slice(0, rows)
+
+
+def _scalar(pa: Any, value: str | int, kind: pa.DataType) -> Any:
+    """Return `value` as an Arrow scalar. pyarrow.scalar() would import pandas, where it is installed: half a second."""
+    if isinstance(value, int):
+        held = [None, pa.py_buffer(struct.pack("=i", value))]
+    else:
+        data = value.encode()
+        held = [None, pa.py_buffer(struct.pack("=ii", 0, len(data))), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, 1, held)[0]
