@@ -20,6 +20,7 @@ from klamm.aio.threads import Threads, run_alone
 from klamm.aio.topic import Topic
 from klamm.aio.topics import Topics
 from klamm.aio.transactions import Transactions
+from klamm.other_names import explains_names
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = ["Store"]
 _LETTERS = 500  # that a thread reads at a time
 
 
+@explains_names
 class Store(Appends[K, V], Reads[K, V]):
     """A directory of topics. Made by `klamm.aio.open`. `async for` gives the names of its topics."""
 

@@ -27,6 +27,7 @@ from klamm.client.options import busy_ms, check_options
 from klamm.client.serde import Serde, Serdes
 from klamm.disk import fork
 from klamm.errors import Closed, StoreError
+from klamm.other_names import explains_names
 from klamm.store import directory
 from klamm.store.deletion import sweep
 from klamm.store.settings import named_settings
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 
+@explains_names
 class Store(Appends[K, V], Reads[K, V]):
     """A directory of topics. Made by `klamm.open`.
 
@@ -70,10 +72,7 @@ class Store(Appends[K, V], Reads[K, V]):
         name = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(name, str):
             raise TypeError(f"a path is a str, not {type(name).__name__}")
-        if re.match(r"[a-z][a-z0-9+.-]*://", name):
-            raise StoreError(
-                f"{name}: neither a directory nor an address", hint="expected a path, or kafka://host:port"
-            )
+        _check_path(name)
         self._path = os.path.abspath(name)
         self._read_only = read_only
         self._options: dict[str, Any] = {"read_only": read_only, "force_filesystem": force_filesystem}
@@ -234,7 +233,7 @@ class Store(Appends[K, V], Reads[K, V]):
         """Iterate over what lies in a dead-letter topic now and was not redriven, with the reasons."""
         from klamm.client.work.dead_letters import dead_letters
 
-        return self._held_by(dead_letters(self._acquired(), topic, limit))
+        return self._held_by(dead_letters(self._acquired(), topic, limit), "Store.dead_letters")
 
     def redrive(
         self,
@@ -364,3 +363,20 @@ class Store(Appends[K, V], Reads[K, V]):
         self._targets = {}
         self._clients = Clients(self._path)
         self._core = None
+
+
+def _check_path(path: str) -> None:
+    """Refuse what was meant as something else than a directory: it would be made."""
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        raise StoreError(f"{path}: neither a directory nor an address", hint="expected a path, or kafka://host:port")
+    if not path:
+        raise StoreError("the path of the store is empty", hint='expected a directory; "." is the current one')
+    if path == ":memory:":
+        raise StoreError(
+            f"{path!r} is not a directory", hint="a store below /dev/shm is in memory; else say ./:memory:"
+        )
+    if re.fullmatch(r"[\w.-]+:\d+(,[\w.-]+:\d+)*", path) and not os.path.exists(path):
+        raise StoreError(
+            f"{path}: is the address of a server, not a directory",
+            hint=f"say kafka://{path} for the server, or ./{path} for a directory",
+        )

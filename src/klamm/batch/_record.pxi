@@ -109,6 +109,9 @@ cdef class Record:
         """Return the class: `Record[str, Order]`, in annotations, names the types of key and value."""
         return _GenericAlias(cls, types)
 
+    def __getattr__(self, name):
+        raise _unknown_attribute(self, name)
+
     def json(self):
         """Return what the JSON in the value says; None for a null. TypeError if a serde has made the value."""
         if self.value is None:
