@@ -189,6 +189,17 @@ def test_a_call_that_opens_a_consumer_can_be_read_as_it_is(path: Path) -> None:
     run(path, test)
 
 
+def test_what_cannot_be_awaited_is_an_error_and_no_endless_loop(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        for names in (store, store.topics):
+            with pytest.raises(TypeError, match="async for gives the names"):
+                list(names)  # type: ignore[call-overload]
+            with pytest.raises(TypeError, match="async for gives the names"):
+                "orders" in names  # type: ignore[operator]  # noqa: B015
+
+    run(path, test)
+
+
 def test_a_poll_that_is_given_up_loses_nothing(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         async with store.consumer("orders") as consumer:

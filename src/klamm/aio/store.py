@@ -100,6 +100,8 @@ class Store(Appends[K, V], Reads[K, V]):
 
     def __getitem__(self, name: str) -> Topic[K, V]:
         """Return a handle on a topic. Nothing is looked up: its first call raises UnknownTopic if there is none."""
+        if not isinstance(name, str):  # `for` and `in` would ask for 0, 1, 2, … without end
+            raise TypeError(f"a topic's name is a str, not {type(name).__name__} (async for gives the names)")
         return Topic(self, name)
 
     def __aiter__(self) -> AsyncIterator[str]:

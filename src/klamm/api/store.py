@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from klamm.store.settings import Value
     from klamm.types import CompactionReport, LockInfo
 
-__all__ = ["Store"]
+__all__ = ["Store", "looks_like_address"]
 
 
 @explains_names
@@ -365,6 +365,11 @@ class Store(Appends[K, V], Reads[K, V]):
         self._core = None
 
 
+def looks_like_address(path: str) -> bool:
+    """Return whether it is the address of servers, host:port, rather than a directory."""
+    return re.fullmatch(r"[\w.-]+:\d+(,[\w.-]+:\d+)*", path) is not None and not os.path.exists(path)
+
+
 def _check_path(path: str) -> None:
     """Refuse what was meant as something else than a directory: it would be made."""
     if re.match(r"[a-z][a-z0-9+.-]*://", path):
@@ -375,7 +380,7 @@ def _check_path(path: str) -> None:
         raise StoreError(
             f"{path!r} is not a directory", hint="a store below /dev/shm is in memory; else say ./:memory:"
         )
-    if re.fullmatch(r"[\w.-]+:\d+(,[\w.-]+:\d+)*", path) and not os.path.exists(path):
+    if looks_like_address(path):
         raise StoreError(
             f"{path}: is the address of a server, not a directory",
             hint=f"say kafka://{path} for the server, or ./{path} for a directory",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klamm.api.store import looks_like_address
 from klamm.errors import KlammError, NotAStore, ReadOnly
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def found_path(given: str | None) -> str:
         usual = path_of(None)
         if given is not None and os.sep not in given and is_store(usual):
             hint = f"a path of a store is expected here; without it: {usual}"
+        if looks_like_address(path):
+            hint = f"for the server, say kafka://{path}"
         raise NotAStore(what, hint=hint)
     return path
 
