@@ -79,9 +79,11 @@ def test_callbacks_were_called_when_flush_or_close_returns(orders: klamm.Store, 
     first.add_done_callback(slow)
     first.add_done_callback(lambda delivery: seen.append(delivery.offset))
     assert entered.wait(WAIT) and first.done  # another thread is in the callback
-    with pytest.raises(TimeoutError, match="not everything was delivered"):
-        producer.flush(0.01)
-    threading.Timer(0.05, is_open.set).start()
+    try:
+        with pytest.raises(TimeoutError, match="not everything was delivered"):
+            producer.flush(0.01)
+    finally:
+        threading.Timer(0.05, is_open.set).start()
     (producer.flush if way == "flush" else producer.close)(WAIT)
     assert seen == [0, 0]
     producer.close()
