@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.other_names import NAMES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "first-lines.md").read_text()
 PYTHON, SHELL = re.findall(r"^## (?:Python|Shell)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
@@ -92,3 +93,33 @@ def test_the_page_has_a_line_for_every_call_that_people_begin_with() -> None:
     assert len(rows(PYTHON)) > 50 and len(rows(SHELL)) > 10
     assert PAGE.count("\n| `") == len(rows(PYTHON)) + len(rows(SHELL))
     assert not fits("ab", "a") and fits("abc", "a…c") and not fits("abcd", "a…c")
+
+
+def test_what_is_said_for_a_name_of_another_library_is_there() -> None:
+    """And the name itself is not: else nobody would be told."""
+    from klamm.arrow.scan import Scan
+    from klamm.arrow.sql_result import SqlResult
+
+    kinds: dict[str, Any] = {name: getattr(klamm, name) for name in NAMES if hasattr(klamm, name)}
+    kinds |= {"Scan": Scan, "SqlResult": SqlResult}
+    assert kinds.keys() == NAMES.keys()
+    variables = {kind.lower(): kind for kind in kinds} | {"tx": "Transaction", "result": "SqlResult"}
+    for kind, names in NAMES.items():
+        for name, use in names.items():
+            assert not hasattr(kinds[kind], name), (kind, name)
+            for variable, attribute in re.findall(r"\b([a-z]+)\.(\w+)", use):
+                owner = kinds[variables.get(variable, "Store")]
+                assert hasattr(owner, attribute), use
+
+
+def test_an_error_of_a_property_is_not_hidden(store: klamm.Store) -> None:
+    class Mine(klamm.Store):
+        @property
+        def broken(self) -> int:
+            return int(self.path.nope)  # type: ignore[attr-defined]
+
+    with Mine(store.path) as mine, pytest.raises(AttributeError, match="'str' object has no attribute 'nope'"):
+        print(mine.broken)
+    with pytest.raises(AttributeError, match=r"'Store' object has no attribute 'nope'$") as raised:
+        store.nope  # type: ignore[attr-defined]  # noqa: B018
+    assert raised.value.name == "nope" and raised.value.obj is store

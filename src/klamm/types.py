@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, NewType, SupportsIndex, TypeAlias, overload
 
 from klamm.choices import GroupState, LockState
+from klamm.other_names import explains_names
 from klamm.typevars import K, T, V
 
 __all__ = [
@@ -358,6 +359,7 @@ class CompactionReport(NamedTuple):
     seconds: float
 
 
+@explains_names
 class Batch(list[T]):
     """Records of one partition, as a consumer hands them out: a list that knows where it comes from.
 

@@ -174,6 +174,32 @@ def test_stop_ends_a_loop_quietly(path: Path) -> None:
     run(path, test)
 
 
+def test_a_call_that_opens_a_consumer_can_be_read_as_it_is(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        await store.append_many("orders", [b"%d" % n for n in range(700)])
+        assert [int(record.value) async for record in store.consumer("orders", wait=0)] == list(range(700))
+        async for record in store.consumer("orders", group="g"):
+            assert record.offset == 0
+            break
+        while (await store.groups.describe("g")).members:  # asyncio closes the iterator, and that the consumer
+            await asyncio.sleep(0.001)
+        with pytest.raises(AttributeError, match=r"no attribute 'poll' .await the call first, or use async with"):
+            store.consumer("orders").poll  # type: ignore[attr-defined]  # noqa: B018
+
+    run(path, test)
+
+
+def test_what_cannot_be_awaited_is_an_error_and_no_endless_loop(path: Path) -> None:
+    async def test(store: aio.Store) -> None:
+        for names in (store, store.topics):
+            with pytest.raises(TypeError, match="async for gives the names"):
+                list(names)  # type: ignore[call-overload]
+            with pytest.raises(TypeError, match="async for gives the names"):
+                "orders" in names  # type: ignore[operator]  # noqa: B015
+
+    run(path, test)
+
+
 def test_a_poll_that_is_given_up_loses_nothing(path: Path) -> None:
     async def test(store: aio.Store) -> None:
         async with store.consumer("orders") as consumer:

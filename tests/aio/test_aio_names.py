@@ -43,6 +43,7 @@ NOT_SPECIAL = {
     "Topics.__len__": "`len` cannot be awaited",
     "Groups.__contains__": "`in` cannot be awaited",
     "Groups.__len__": "`len` cannot be awaited",
+    "Groups.__getitem__": "groups.describe is awaited",
     "Transactions.__len__": "`len` cannot be awaited",
     "Table.__contains__": "`in` cannot be awaited: table.get",
     "Table.__len__": "`len` cannot be awaited",

@@ -235,6 +235,23 @@ def test_callbacks_are_called_once_before_or_after() -> None:
     assert seen == [2, 2]
 
 
+def test_a_thread_can_wait_until_the_callbacks_of_a_batch_were_called() -> None:
+    batch = BatchDelivery("t", 0)
+    assert batch.wait_for_callbacks() and not batch.is_calling  # there is none
+    seen: list[tuple[bool, bool]] = []
+    for index in range(2):
+        Delivery(batch, index).add_done_callback(
+            lambda _: seen.append((batch.is_calling, batch.wait_for_callbacks(0.001)))
+        )
+    assert not batch.is_calling and not batch.wait_for_callbacks(0)
+    waiting = threading.Thread(target=lambda: seen.append((batch.is_calling, batch.wait_for_callbacks())))
+    waiting.start()
+    batch.resolve(0)
+    waiting.join(10)
+    assert seen[:2] == [(True, False)] * 2 and seen[2][1]
+    assert not batch.is_calling and batch.wait_for_callbacks(0)
+
+
 def test_every_callback_is_called_whatever_another_raises(caplog: pytest.LogCaptureFixture) -> None:
     batch = BatchDelivery("t", 0)
     seen: list[int] = []

@@ -10,12 +10,13 @@ import pytest
 import typer.main
 
 import klamm
-from klamm.cli.hints import COMMANDS, HINTS, OPTIONS, VERBS, hint_of
+from klamm.cli.hints import ARGUMENTS, COMMANDS, HINTS, OPTIONS, VERBS, hint_of
 from klamm.cli.main import app, run
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from tests.cli.conftest import Cli
 
 SOURCE = Path(klamm.__file__).parent
+PATHS = ["klamm tail", "klamm send", "klamm serve", "klamm export", "klamm check", "klamm work", "klamm topic create"]
 
 
 def command_at(path: str) -> Any:
@@ -65,8 +66,43 @@ def test_every_word_leads_to_a_command_that_is_there_and_is_none_itself() -> Non
 
 
 def test_every_option_that_is_hinted_at_is_one_of_a_command() -> None:
-    options = {option for parameter in command_at("klamm tail").params for option in parameter.opts}
-    assert {option.split()[0] for option in OPTIONS.values()} <= options and not options & OPTIONS.keys()
+    parameters = [parameter for path in PATHS for parameter in command_at(path).params]
+    options = {name for each in parameters if each.param_type_name == "option" for name in each.opts}
+    assert {meant.split()[0] for several in OPTIONS.values() for meant in several} <= options
+    assert {name for names in ARGUMENTS.values() for name in names.split()} <= {each.name for each in parameters}
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("serve --port 9092", "serve: there is no option --port (use --kafka PORT)"),
+        ("serve -p 9092", "(use --kafka PORT)"),
+        ("tail orders --limit 5", "(use -n N)"),
+        ("tail orders --last 5", "(use -n N)"),
+        ("tail orders --until 1h", "(see klamm tail --help)"),
+        ("tail --topic orders", "(use klamm tail TOPIC…)"),
+        ("send --topic orders x", "(use klamm send TOPIC)"),
+        ("send orders --value x", "(use klamm send [VALUE]…)"),
+        ("export orders -f csv", "(use -o FORMAT)"),
+        ("check --fix", "(use --repair)"),
+        ("topic create orders --config retention.ms=1", "(use klamm topic create [NAME=VALUE]…)"),
+        ("topic create orders --partition 3", "(did you mean '--partitions'?)"),
+        ("--bootstrap-server localhost:9092 topic list", "klamm topic list --store kafka://HOST:PORT)"),
+        ("work app:f orders --group g --concurrency 4", "(use --workers N)"),
+        ("restore backup", "(use klamm copy)"),
+    ],
+)
+def test_an_option_of_another_tool_leads_to_ours(cli: Cli, typed: str, hint: str) -> None:
+    said = cli(*typed.split(), code=2)
+    assert said.err.rstrip().endswith(hint), said.err
+
+
+def test_a_topic_in_the_place_of_a_store_is_told(cli: Cli, store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KLAMM_STORE", store.path)
+    hint = f"(a path of a store is expected here; without it: {store.path})"
+    assert cli("compact", "orders", code=1).err.rstrip().endswith(hint)
+    said = cli("copy", "nowhere", str(Path(store.path) / "copy"), code=1)
+    assert "there is nothing here (klamm topic create makes a store" in said.err
 
 
 def test_a_code_of_an_error_and_a_hint_of_the_command_line_come_in_pairs() -> None:

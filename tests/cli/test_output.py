@@ -119,7 +119,7 @@ def test_another_format_is_refused_before_anything_is_done(cli: Cli, orders: kla
         (["topic", "list", "--json"], "topic list: there is no option --json (use -o json)"),
         (["tail", "orders", "--table"], "tail: there is no option --table (use -o table)"),
         (["who", "--output", "json"], "who: there is no option --output (use -o)"),
-        (["tail", "orders", "--bootstrap-server", "localhost:9092"], "(use --store PATH)"),
+        (["tail", "orders", "--bootstrap-server", "localhost:9092"], "(use --store kafka://HOST:PORT)"),
         (["cheat", "--json"], "cheat: there is no option --json (see klamm cheat --help)"),
         (["--store", "x", "topic", "list"], "it goes behind the command"),
     ],

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 KLAMM = Path(sys.executable).parent / "klamm"
 
 APP = """
-import asyncio, logging, time
+import asyncio, logging, threading, time
+together = threading.Barrier(2)
 class Busy(Exception): ...
 class Hall:
     @staticmethod
@@ -38,6 +39,9 @@ def charge_json(record):
     assert record.value["total"] > 0
     note(record)
 def refuse(record):
+    raise Busy("come back later")
+def refuse_together(record):
+    together.wait(30)
     raise Busy("come back later")
 def hold(record):
     note(record)
@@ -202,6 +206,12 @@ def test_a_handler_that_fails_ends_it_with_1_and_names_the_record(app: Path) -> 
         last,
     )
     assert "in refuse" in err  # the log has its traceback
+
+
+def test_of_two_records_that_fail_at_the_same_time_one_is_named(app: Path) -> None:
+    code, _, err = worked(app, "app:refuse_together", "orders", "--workers", "2")
+    assert code == 1
+    assert re.match(r"klamm: orders/[01] at offset \d: the handler failed: Busy: come", err.splitlines()[-1]), err
 
 
 def test_retries_and_dead_letters_are_logged_as_json(app: Path) -> None:

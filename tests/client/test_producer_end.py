@@ -64,6 +64,32 @@ def test_an_interrupt_in_a_callback_is_raised_and_every_batch_is_answered(store:
 
 
 @pytest.mark.parametrize("acks", [1, "all"])
+@pytest.mark.parametrize("way", ["flush", "close"])
+def test_callbacks_were_called_when_flush_or_close_returns(orders: klamm.Store, acks: Any, way: str) -> None:
+    entered, is_open = threading.Event(), threading.Event()
+    seen: list[int | None] = []
+
+    def slow(delivery: klamm.Delivery) -> None:
+        entered.set()
+        assert is_open.wait(WAIT)
+        seen.append(delivery.offset)
+
+    producer = orders.producer(acks=acks, linger_ms=1)
+    first = producer.send("orders", b"x")
+    first.add_done_callback(slow)
+    first.add_done_callback(lambda delivery: seen.append(delivery.offset))
+    assert entered.wait(WAIT) and first.done  # another thread is in the callback
+    try:
+        with pytest.raises(TimeoutError, match="not everything was delivered"):
+            producer.flush(0.01)
+    finally:
+        threading.Timer(0.05, is_open.set).start()
+    (producer.flush if way == "flush" else producer.close)(WAIT)
+    assert seen == [0, 0]
+    producer.close()
+
+
+@pytest.mark.parametrize("acks", [1, "all"])
 @pytest.mark.parametrize("way", ["flush", "close", "store.close"])
 def test_what_waits_for_deliveries_is_refused_in_a_callback(orders: klamm.Store, acks: Any, way: str) -> None:
     message: list[str] = []

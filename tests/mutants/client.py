@@ -471,6 +471,12 @@ MUTANTS = [
         ("tests/client/test_producer.py::test_a_batch_that_fails_is_told_by_flush_close_and_exit",),
     ),
     Mutant(
+        "flush does not wait for callbacks",
+        "guide/producing.md: flush waits until callbacks were called",
+        ((PRODUCER, " and delivery.wait_for_callbacks(left())", ""),),
+        (f"{END_TESTS}::test_callbacks_were_called_when_flush_or_close_returns",),
+    ),
+    Mutant(
         "close does not close the accumulators",
         "client/produce/producer.py SND7",
         (

@@ -271,6 +271,10 @@ class Shop:
         return [record.value for record in batch]
 
 
+def note_partitions(partitions: list[klamm.TopicPartition]) -> None:
+    print(partitions[0].topic)
+
+
 def options(
     acks: klamm.Acks,
     compression: klamm.Compression,
@@ -297,6 +301,7 @@ def options(
         form=form,
         assignor=assignor,
         on_assigned=on_assigned,
+        on_revoked=note_partitions,
         offsets=offsets,
         wait=duration,
     )
@@ -340,6 +345,8 @@ async def asynchronously() -> None:
             async for later in consumer.batches():
                 assert_type(later, klamm.Batch[klamm.Record[bytes, Order]])
             await consumer.run(handle_later, on_error="retry")
+        async for record in store.consumer("orders", serde=ORDERS, wait=0):
+            assert_type(record, klamm.Record[bytes, Order])
         async with store["orders"].consumer(form="values", serde="str") as values:
             async for value in values:
                 assert_type(value, str | Any)

@@ -14,7 +14,8 @@ from klamm.aio.opener import Opener
 from klamm.aio.threads import Calls, Threads, await_end, run_alone
 from klamm.client.consume import consumer as sync
 from klamm.client.consume.consumer import session_of
-from klamm.client.options import check_count
+from klamm.client.options import check_count, check_options
+from klamm.other_names import explains_names
 from klamm.times import Duration, to_timeout
 from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
 from klamm.typevars import T
@@ -36,6 +37,7 @@ _R = TypeVar("_R")
 _AT_ONCE = 500  # records that a loop takes before it does the work of the group
 
 
+@explains_names
 class Consumer(Generic[T]):
     """Reads topics; made by `store.consumer()` of klamm.aio. One task reads; others may commit, `stop` and `close`."""
 
@@ -74,8 +76,9 @@ class Consumer(Generic[T]):
             self._session.wake()
             raise
 
-    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch[T]:
+    async def poll(self, max_records: int = 500, *, timeout: Duration | None = None, **unknown: Never) -> Batch[T]:
         """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time."""
+        check_options("consumer.poll()", unknown, ("max_records", "timeout"))
         check_count(max_records)
         wait_s = self._session.wait_s if timeout is None else to_timeout("timeout", timeout)
         records = await self._next(max_records, wait_s)

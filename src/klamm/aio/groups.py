@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from klamm.other_names import explains_names
+
 if TYPE_CHECKING:
     from klamm.aio.store import Store
     from klamm.types import GroupInfo, OffsetMove
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Groups"]
 
 
+@explains_names
 class Groups:
     """The consumer groups of a store: `store.groups`. `async for` gives their names."""
 

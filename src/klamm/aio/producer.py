@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from klamm.aio.threads import Threads, run_alone
+from klamm.other_names import explains_names
 from klamm.times import Duration
 from klamm.typevars import K, V
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Producer"]
 
 
+@explains_names
 class Producer(Generic[K, V]):
     """Sends records in batches; made by `store.producer()` of klamm.aio. Tasks may share it."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.aio.pieces import Pieces
 from klamm.aio.threads import Threads
+from klamm.other_names import explains_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Scan"]
 
 
+@explains_names
 class Scan:
     """A topic, or a part of it, to be read; made by `store.scan` of klamm.aio. Nothing is looked up before it is read.
 

@@ -20,6 +20,7 @@ from klamm.aio.threads import Threads, run_alone
 from klamm.aio.topic import Topic
 from klamm.aio.topics import Topics
 from klamm.aio.transactions import Transactions
+from klamm.other_names import explains_names
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = ["Store"]
 _LETTERS = 500  # that a thread reads at a time
 
 
+@explains_names
 class Store(Appends[K, V], Reads[K, V]):
     """A directory of topics. Made by `klamm.aio.open`. `async for` gives the names of its topics."""
 
@@ -98,6 +100,8 @@ class Store(Appends[K, V], Reads[K, V]):
 
     def __getitem__(self, name: str) -> Topic[K, V]:
         """Return a handle on a topic. Nothing is looked up: its first call raises UnknownTopic if there is none."""
+        if not isinstance(name, str):  # `for` and `in` would ask for 0, 1, 2, … without end
+            raise TypeError(f"a topic's name is a str, not {type(name).__name__} (async for gives the names)")
         return Topic(self, name)
 
     def __aiter__(self) -> AsyncIterator[str]:

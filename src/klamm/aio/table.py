@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 from klamm.aio.consumer import Consumer
 from klamm.aio.pieces import Pieces
 from klamm.aio.threads import Threads, run_alone
+from klamm.other_names import explains_names
 from klamm.times import Duration
 from klamm.typevars import K, V
 
@@ -26,6 +27,7 @@ _AT_ONCE = 1000  # keys that the thread takes at a time
 T = TypeVar("T")
 
 
+@explains_names
 class Table(Generic[K, V]):
     """Made by `store.table()` of klamm.aio. `async for` gives its keys. Tasks may share it."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm import api
 from klamm.aio.topic_reads import TopicReads
+from klamm.other_names import explains_names
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Topic"]
 
 
+@explains_names
 class Topic(TopicReads[K, V]):
     """A topic of a store, by its name: `store["orders"]`. Nothing is looked up before its first call."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Generic
 
+from klamm.other_names import explains_names
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Topics"]
 
 
+@explains_names
 class Topics(Generic[K, V]):
     """The topics of a store: `store.topics`. `async for` gives their names."""
 
@@ -30,6 +32,10 @@ class Topics(Generic[K, V]):
     async def __aiter__(self) -> AsyncIterator[str]:
         for name in await self._reads.run(list, self._sync):
             yield name
+
+    def __getitem__(self, name: str) -> Topic[K, V]:
+        """Return a handle on a topic, as `store[name]` does."""
+        return self._store[name]
 
     async def create(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from klamm.aio.consumer import Consumer
 from klamm.aio.threads import Calls, Threads, await_end
+from klamm.other_names import explains_names
 from klamm.types import Batch
 from klamm.typevars import K, V
 
@@ -33,6 +34,7 @@ async def begin(threads: Threads, call: Callable[[], SyncTransaction[K, V]]) -> 
         raise
 
 
+@explains_names
 class Transaction(Generic[K, V]):
     """Records and progress of groups, all or nothing; made by `store.transaction()` of klamm.aio. For one task.
 

@@ -165,7 +165,7 @@ class Appends(StoreState, Generic[K, V]):
                 pass
             else:
                 quick = target.quick
-                if quick is not None:  # one partition, usual settings, no serde: one native call
+                if quick is not None and acks is not True:  # one partition, usual settings, no serde: one native call
                     offset = quick(key, value, target.version)
                     return offset if offset >= 0 else self._after_quick(target, offset, topic, key, value)
         if serde is not None or key_serde is not None or self._has_serdes:

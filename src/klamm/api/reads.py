@@ -318,7 +318,9 @@ class Reads(StoreState, Generic[K, V]):
 
         check_options("tail()", unknown, Reads.tail.__kwdefaults__ or ())
         serdes = Serdes(serde, key_serde).over(self._serdes)
-        return self._held_by(tail(self._acquired(), topic, n, start=start, follow=follow, **serdes._asdict()))
+        return self._held_by(
+            tail(self._acquired(), topic, n, start=start, follow=follow, **serdes._asdict()), "Store.tail"
+        )
 
     @overload
     def table(

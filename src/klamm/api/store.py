@@ -26,6 +26,7 @@ from klamm.client.options import busy_ms, check_options
 from klamm.client.serde import Serde, Serdes
 from klamm.disk import fork
 from klamm.errors import Closed, StoreError
+from klamm.other_names import explains_names
 from klamm.store import directory
 from klamm.store.deletion import sweep
 from klamm.store.settings import named_settings
@@ -45,9 +46,10 @@ if TYPE_CHECKING:
     from klamm.store.settings import Value
     from klamm.types import CompactionReport, LockInfo
 
-__all__ = ["Store"]
+__all__ = ["Store", "looks_like_address"]
 
 
+@explains_names
 class Store(Appends[K, V], Reads[K, V]):
     """A directory of topics. Made by `klamm.open`.
 
@@ -69,10 +71,7 @@ class Store(Appends[K, V], Reads[K, V]):
         name = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(name, str):
             raise TypeError(f"a path is a str, not {type(name).__name__}")
-        if re.match(r"[a-z][a-z0-9+.-]*://", name):
-            raise StoreError(
-                f"{name}: neither a directory nor an address", hint="expected a path, or kafka://host:port"
-            )
+        _check_path(name)
         self._path = os.path.abspath(name)
         self._read_only = read_only
         self._options: dict[str, Any] = {"read_only": read_only, "force_filesystem": force_filesystem}
@@ -233,7 +232,7 @@ class Store(Appends[K, V], Reads[K, V]):
         """Iterate over the letters in a dead-letter topic now that were not redriven, with their errors."""
         from klamm.client.work.dead_letters import dead_letters
 
-        return self._held_by(dead_letters(self._acquired(), topic, limit))
+        return self._held_by(dead_letters(self._acquired(), topic, limit), "Store.dead_letters")
 
     def redrive(
         self,
@@ -365,3 +364,25 @@ class Store(Appends[K, V], Reads[K, V]):
         self._targets = {}
         self._clients = Clients(self._path)
         self._core = None
+
+
+def looks_like_address(path: str) -> bool:
+    """Return whether it is the address of servers, host:port, rather than a directory."""
+    return re.fullmatch(r"[\w.-]+:\d+(,[\w.-]+:\d+)*", path) is not None and not os.path.exists(path)
+
+
+def _check_path(path: str) -> None:
+    """Refuse what was meant as something else than a directory: it would be made."""
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        raise StoreError(f"{path}: neither a directory nor an address", hint="expected a path, or kafka://host:port")
+    if not path:
+        raise StoreError("the path of the store is empty", hint='expected a directory; "." is the current one')
+    if path == ":memory:":
+        raise StoreError(
+            f"{path!r} is not a directory", hint="a store below /dev/shm is in memory; else say ./:memory:"
+        )
+    if looks_like_address(path):
+        raise StoreError(
+            f"{path}: is the address of a server, not a directory",
+            hint=f"say kafka://{path} for the server, or ./{path} for a directory",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.api.call_options import checked
@@ -46,6 +46,11 @@ class StoreState:
         """Return the checked options of a call, with the store's serdes as defaults."""
         return checked(call, options, self._serdes)
 
-    def _held_by(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Keep the store from being dropped for as long as `items` are read."""
+    def _held_by(self, items: Iterator[_Item], call: str) -> Iterator[_Item]:
+        """Keep the store from being dropped for as long as `items`, which `call` returns, are read."""
+        held = self._hold(items)
+        held.__qualname__ = call  # type: ignore[attr-defined]  # which its repr shows
+        return held
+
+    def _hold(self, items: Iterator[_Item]) -> Generator[_Item, None, None]:
         yield from items

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm.api.topic_reads import TopicReads
+from klamm.other_names import explains_names
 from klamm.store.settings import SETTINGS
 from klamm.times import to_ms
 from klamm.typevars import K, V
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Topic"]
 
 
+@explains_names
 class Topic(TopicReads[K, V]):
     """A topic of a store, by its name. Made by `store["orders"]` and `store.topics.create("orders")`."""
 
@@ -173,7 +175,7 @@ class Topic(TopicReads[K, V]):
                 pass
             else:
                 quick = target.quick
-                if quick is not None:  # the fast path of Store.append, without a call in between
+                if quick is not None and acks is not True:  # the fast path of Store.append, without a call in between
                     offset = quick(key, value, target.version)
                     return offset if offset >= 0 else store._after_quick(target, offset, self._name, key, value)
         append: Callable[..., int | None] = store.append

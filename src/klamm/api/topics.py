@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic
 
 from klamm.api.topic import Topic
 from klamm.errors import TopicExists, UnknownTopic
+from klamm.other_names import explains_names
 from klamm.store.deletion import delete_topic
 from klamm.store.settings import named_settings
 from klamm.types import PartitionInfo, TopicInfo, html_table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Topics", "topics_table"]
 
 
+@explains_names
 class Topics(Generic[K, V]):
     """The topics of a store, by name: `store.topics`. Iterating over it gives the names.
 
@@ -53,6 +55,10 @@ class Topics(Generic[K, V]):
         except UnknownTopic:
             return False
         return True
+
+    def __getitem__(self, name: str) -> Topic[K, V]:
+        """Return a handle on a topic, as `store[name]` does. UnknownTopic if there is none."""
+        return self._store[name]
 
     def create(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from klamm.arrow import frames
+from klamm.other_names import explains_names
 from klamm.types import html_table
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["SqlResult"]
 _SHOWN = 20  # rows, in a notebook
 
 
+@explains_names
 class SqlResult:
     """The rows of a query, each a dict by column name, in the order of the query. Also an Arrow stream."""
 

@@ -30,6 +30,7 @@ cdef class BatchDelivery:
     cdef readonly int64_t log_append_time  # -1: records keep their own timestamps
     cdef readonly object error
     cdef object lock                    # created by the first waiting thread, and held until the batch is done
+    cdef object calling                 # created with the first callback, and held until all were called; then None
     cdef list callbacks
     cdef bint released
 
@@ -69,8 +70,25 @@ cdef class BatchDelivery:
         if callbacks is not None:
             for call, delivery in callbacks:
                 interrupt = call_back(call, delivery) or interrupt
+            calling, self.calling = self.calling, None
+            calling.release()
         if interrupt is not None:
             raise interrupt
+
+    @property
+    def is_calling(self):
+        """Whether it is done, and a thread calls its callbacks."""
+        return self.done and self.calling is not None
+
+    def wait_for_callbacks(self, timeout=None):
+        """Wait until its callbacks were called, for at most `timeout` seconds. Return whether they were."""
+        calling = self.calling
+        if calling is None:
+            return True
+        if not calling.acquire(True, -1 if timeout is None else max(timeout, 0)):
+            return False
+        calling.release()
+        return True
 
     def wait(self, timeout=None):
         """Wait until the batch is done, for at most `timeout` seconds. Return whether it is."""
@@ -107,6 +125,9 @@ cdef class Delivery:
     @property
     def topic(self):
         return self.batch.topic
+
+    def __getattr__(self, name):
+        raise _unknown_attribute(self, name)
 
     @property
     def partition(self):
@@ -148,8 +169,13 @@ cdef class Delivery:
 
         An exception that it raises is logged.
         """
-        cdef list callbacks = []  # allocated before the look at `done`: an allocation may run another thread
+        cdef list callbacks = None
+        calling = None
         entry = (call, self)
+        if self.batch.callbacks is None:  # allocated before the look at `done`: an allocation may run another thread
+            callbacks = []
+            calling = _allocate_lock()
+            calling.acquire()
         if self.batch.done:
             interrupt = call_back(call, self)
             if interrupt is not None:
@@ -157,6 +183,7 @@ cdef class Delivery:
             return
         if self.batch.callbacks is None:
             self.batch.callbacks = callbacks
+            self.batch.calling = calling
         self.batch.callbacks.append(entry)
 
     def __repr__(self):

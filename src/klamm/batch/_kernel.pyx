@@ -56,6 +56,7 @@ from klamm.batch import codecs as _codecs
 from klamm.batch.header import Header
 from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge, UnknownTopic
 from klamm.types import Batch as _Batch, Position as _Position, TopicPartition as _TopicPartition
+from klamm.other_names import unknown_attribute as _unknown_attribute
 from klamm.times import to_timeout as _to_timeout
 
 

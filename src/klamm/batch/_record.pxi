@@ -109,6 +109,9 @@ cdef class Record:
         """Return the class: `Record[str, Order]`, in annotations, names the types of key and value."""
         return _GenericAlias(cls, types)
 
+    def __getattr__(self, name):
+        raise _unknown_attribute(self, name)
+
     def json(self):
         """Return the value parsed as JSON; None for a null. Raise TypeError if a serde has decoded the value."""
         if self.value is None:

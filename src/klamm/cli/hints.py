@@ -1,27 +1,31 @@
 """Hints in errors: the command or option to try next.
 
-HINTS     by the code of an error, where its own hint speaks of Python
-COMMANDS  by a word that is not a command here: what people who know other tools type first
-VERBS     the same behind a noun: `klamm topic ls`
-OPTIONS   the same for options
+HINTS      by the code of an error, where its own hint speaks of Python
+COMMANDS   by a word that is not a command here: what people who know other tools type first
+VERBS      the same behind a noun: `klamm topic ls`
+OPTIONS    the same for options; several where commands differ
+ARGUMENTS  by an option: what is an argument here
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
 from klamm.errors import CorruptBatch, KlammError
 from klamm.store.names import nearest
 
-__all__ = ["COMMANDS", "HINTS", "OPTIONS", "VERBS", "hint_for_command", "hint_for_option", "hint_of"]
+__all__ = ["ARGUMENTS", "COMMANDS", "HINTS", "OPTIONS", "VERBS", "hint_for_command", "hint_for_option", "hint_of"]
 
 HINTS = {
     "new_group": "name its topics (klamm group reset -t), to give a new one offsets",
     "no_origin": "name a topic: --to TOPIC",
     "not_compacted": "klamm topic set TOPIC cleanup.policy=compact makes it so",
     "not_writable": "commands that only look will do; else change its rights",
+    "nothing_here": "klamm topic create makes a store, and so does klamm serve",
     "open_transaction": "it ends with its timeout at the latest; klamm tx list shows it, klamm tx abort ends it",
     "partition_count": "the option --partitions says how many there are",
+    "setting_names": "name settings one by one: retention.ms=7d",
     "topic_exists": "klamm topic show tells what it is, klamm topic set changes it",
     "unknown_group": "klamm group list shows those that are there",
     "unknown_topic": "klamm topic list shows those that are there",
@@ -34,11 +38,12 @@ _WORDS = {
     "klamm bench": "benchmark perf perf-test",
     "klamm check": "fsck verify validate doctor repair",
     "klamm compact": "clean cleanup vacuum",
+    "klamm copy": "clone mirror replicate restore sync",
     "klamm dlq list": "dead-letters deadletters",
     "klamm export": "dump",
     "klamm group list": "groups consumers consumer-groups lag",
     "klamm group reset": "reset rewind seek offsets",
-    "klamm import": "load restore",
+    "klamm import": "load",
     "klamm info": "status stat stats state summary overview top",
     "klamm inspect": "decode dump-log",
     "klamm send": "produce producer publish pub push put write append insert add",
@@ -49,7 +54,7 @@ _WORDS = {
     "klamm topic delete": "delete del rm remove drop",
     "klamm topic list": "ls list topics dir",
     "klamm topic purge": "purge truncate trim",
-    "klamm topic set": "set alter config configure",
+    "klamm topic set": "set alter config configure settings",
     "klamm topic show": "describe show",
     "klamm tx list": "transaction transactions txn txns",
     "klamm upgrade": "migrate update",
@@ -72,19 +77,41 @@ _VERB_WORDS = {
 }
 VERBS = {word: verb for verb, words in _VERB_WORDS.items() for word in words.split()}
 OPTIONS = {
-    "--begin": "--from WHERE",
-    "--bootstrap-server": "--store PATH",
-    "--brokers": "--store PATH",
-    "--consumer-group": "--group GROUP",
-    "--from-beginning": "--from earliest",
-    "--json": "-o json",
-    "--lines": "-n N",
-    "--max-messages": "-c N",
-    "--offset": "--from OFFSET",
-    "--output": "-o",
-    "--start": "--from WHERE",
-    "--table": "-o table",
-    "-g": "--group GROUP",
+    "--begin": ("--from WHERE",),
+    "--bootstrap-server": ("--store kafka://HOST:PORT",),
+    "--broker": ("--store kafka://HOST:PORT",),
+    "--brokers": ("--store kafka://HOST:PORT",),
+    "--concurrency": ("--workers N",),
+    "--consumer-group": ("--group GROUP",),
+    "--db": ("--store PATH",),
+    "--end": ("--until WHERE",),
+    "--fix": ("--repair",),
+    "--from-beginning": ("--from earliest",),
+    "--group-id": ("--group GROUP",),
+    "--json": ("-o json",),
+    "--last": ("-n N",),
+    "--limit": ("-n N",),
+    "--lines": ("-n N",),
+    "--max-messages": ("-c N",),
+    "--offset": ("--from OFFSET",),
+    "--output": ("--to FILE", "-o"),
+    "--port": ("--kafka PORT",),
+    "--start": ("--from WHERE",),
+    "--table": ("-o table",),
+    "-f": ("-o FORMAT",),
+    "-g": ("--group GROUP",),
+    "-p": ("--kafka PORT",),
+}
+ARGUMENTS = {
+    "--config": "settings",
+    "--handler": "handler",
+    "--message": "values",
+    "--path": "path",
+    "--topic": "topic topics",
+    "--topics": "topic topics",
+    "--value": "values",
+    "-m": "values",
+    "-t": "topic topics",
 }
 
 
@@ -104,9 +131,17 @@ def hint_for_command(word: str, path: str, commands: Collection[str]) -> str:
     return f"use {meant}" if meant else nearest(word, commands) or f"see {path} --help"
 
 
-def hint_for_option(option: str, path: str, options: Collection[str]) -> str:
-    """Return what to type in the place of `option`, which is none of the `options` of the command."""
-    meant = OPTIONS.get(option, "")
-    if meant.split(" ")[0] in options:
-        return f"use {meant}"
-    return nearest(option, options) or f"see {path} --help"
+def hint_for_option(option: str, path: str, options: Collection[str], arguments: Mapping[str, str]) -> str:
+    """Return what to type in the place of `option`, which is none of the `options` of the command.
+
+    `arguments` are those that the command has, by name: what is shown for them in its usage.
+    """
+    for meant in OPTIONS.get(option, ()):
+        if meant.split(" ")[0] in options:
+            return f"use {meant}"
+    for name in ARGUMENTS.get(option, "").split():
+        if name in arguments:
+            return f"use {path} {arguments[name]}"
+    bare = {name.lstrip("-"): name for name in options if name.startswith("--")}
+    close = get_close_matches(option.lstrip("-"), list(bare), n=1, cutoff=0.7)
+    return f"did you mean {bare[close[0]]!r}?" if close else f"see {path} --help"

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from klamm import __version__
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
-from klamm.cli.hints import hint_for_command, hint_for_option, hint_of
+from klamm.cli.hints import OPTIONS, hint_for_command, hint_for_option, hint_of
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]
@@ -212,7 +212,16 @@ def _misuse(error: Any) -> tuple[str, str]:
         hint = f"see {path} --help"
     else:
         what = f"there is no option {option}"
-        hint = hint_for_option(option, path, {name for parameter in context.command.params for name in parameter.opts})
+        parameters = context.command.params
+        options = {name for parameter in parameters if parameter.param_type_name == "option" for name in parameter.opts}
+        arguments = {
+            parameter.name: parameter.metavar or parameter.name.upper()
+            for parameter in parameters
+            if parameter.param_type_name == "argument"
+        }
+        hint = hint_for_option(option, path, options, arguments)
     if not command and option in ("-s", "--store"):
         hint = "it goes behind the command: klamm topic list --store …"
+    if not command and option in OPTIONS and "kafka" in OPTIONS[option][0]:
+        hint = "say it behind the command: klamm topic list --store kafka://HOST:PORT"
     return f"{command}: {what}" if command else what, hint

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klamm.api.store import looks_like_address
 from klamm.errors import KlammError, NotAStore, ReadOnly
 
 if TYPE_CHECKING:
@@ -94,10 +95,13 @@ def found_path(given: str | None) -> str:
             what = f"{path}: no such directory"
         elif not Path(path).is_dir():
             what = f"{path}: is a file, and a store is a directory"
-        raise NotAStore(
-            what,
-            hint="name one by --store or KLAMM_STORE; klamm topic create makes one, and so does klamm serve",
-        )
+        hint = "name one by --store or KLAMM_STORE; klamm topic create makes one, and so does klamm serve"
+        usual = path_of(None)
+        if given is not None and os.sep not in given and is_store(usual):
+            hint = f"a path of a store is expected here; without it: {usual}"
+        if looks_like_address(path):
+            hint = f"for the server, say kafka://{path}"
+        raise NotAStore(what, hint=hint)
     return path
 
 

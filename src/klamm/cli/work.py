@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from collections import deque
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +124,7 @@ def work(
         "order": order,
     }
     wait_s = None if wait is None else parse_seconds(wait, "--wait")
-    log = _Log(parse_seconds(progress_every, "--progress-every"))
+    log = _Log(parse_seconds(progress_every, "--progress-every"), workers)
     sys.path.insert(0, os.getcwd())
     function = _load(handler)
     if not callable(function):
@@ -141,9 +142,10 @@ def work(
         try:
             report = consumer.run(function, workers, on_failed=log.failed, on_progress=log.progress, **options)
         except Exception as error:
-            if log.last_failure is None or error is not log.last_failure.error:
+            attempt = log.attempt_of(error)
+            if attempt is None:
                 raise
-            raise _handler_failed(log.last_failure) from error
+            raise _handler_failed(attempt) from error
         finally:
             notify("STOPPING=1")
         event("stopped", **_counts(report))
@@ -160,20 +162,24 @@ def _counts(report: RunReport) -> dict[str, Any]:
 class _Log:
     """The log of a run: failures, dead letters, progress."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, workers: int) -> None:
         self._every_s = every_s
         self._logged_at = time.monotonic()
         self._logged_done = 0
-        self.last_failure: Attempt | None = None
+        self._failures: deque[Attempt] = deque(maxlen=2 * workers)  # of workers that failed at the same time
 
     def failed(self, attempt: Attempt) -> None:
         from klamm.kafka.logs import event
 
         if attempt.retry_in is None:
-            self.last_failure = attempt
+            self._failures.append(attempt)
             event("handler failed", logging.ERROR, **_fields(attempt), error=attempt.error)
         else:
             event("handler failed", logging.WARNING, **_fields(attempt), retry_in=round(attempt.retry_in, 3))
+
+    def attempt_of(self, error: Exception) -> Attempt | None:
+        """Return the attempt whose error ended the run; None if it was not an error of the handler."""
+        return next((attempt for attempt in list(self._failures) if attempt.error is error), None)
 
     def dead_lettered(self, attempt: Attempt) -> None:
         from klamm.kafka.logs import event

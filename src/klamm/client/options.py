@@ -23,10 +23,16 @@ _WORDS = {
     "key_serde": "key_serializer key_deserializer",
     "serde": "serializer deserializer value_serializer value_deserializer",
     "start": "since from_ offset last begin from_beginning",
+    "timeout": "timeout_ms wait seconds",
     "topics": "topic",
     "wait": "timeout timeout_ms consumer_timeout_ms",
+    "workers": "concurrency threads max_workers",
+    "max_records": "num_messages limit count n",
 }
-_MEANT = {word: option for option, words in _WORDS.items() for word in words.split()}
+_MEANT: dict[str, list[str]] = {}
+for _option, _words in _WORDS.items():
+    for _word in _words.split():
+        _MEANT.setdefault(_word, []).append(_option)
 _NUMBERS = [acks for acks in options_of(Acks) if acks != "all"]
 
 
@@ -34,7 +40,7 @@ def acks_of(acks: object) -> int:
     """Return 0, 1 or ALL for `acks`."""
     if acks == "all":
         return ALL
-    if isinstance(acks, int) and acks in _NUMBERS:
+    if isinstance(acks, int) and not isinstance(acks, bool) and acks in _NUMBERS:
         return int(acks)
     raise InvalidSetting(f"acks: {acks!r} is invalid", hint='expected 0, 1 or "all"')
 
@@ -49,8 +55,8 @@ def check_options(call: str, given: Iterable[str], known: Collection[str]) -> No
     """Raise TypeError, as Python does for its own functions, if `call` has no such option; name the nearest."""
     for name in given:
         if name not in known:
-            meant = _MEANT.get(name, name)
-            hint = f"did you mean {meant!r}?" if meant in known else nearest(name, known)
+            meant = next((option for option in _MEANT.get(name, ()) if option in known), None)
+            hint = f"did you mean {meant!r}?" if meant is not None else nearest(name, known)
             hint = hint or f"there are {', '.join(sorted(known))}"
             raise TypeError(f"{call} has no option {name!r} ({hint})")
 

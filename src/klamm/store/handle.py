@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
+from klamm.other_names import explains_names
+
 __all__ = ["StoreHandle"]
 
 
+@explains_names
 class StoreHandle:
     """Base of `class Consumer(StoreHandle, by="store.consumer(…)", of=Core)`: made of a Core, which programs lack."""
 

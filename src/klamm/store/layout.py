@@ -48,7 +48,9 @@ def check_before(path: str, *, read_only: bool, create: bool, force_filesystem: 
     """Raise if the directory is neither a store nor can become one, before anything is touched."""
     if not os.path.exists(path):
         if read_only or not create:
-            raise NotAStore(f"{path}: there is nothing here", hint="open it with create=True, for writing")
+            raise NotAStore(
+                f"{path}: there is nothing here", hint="open it with create=True, for writing", code="nothing_here"
+            )
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)  # synced before klamm.db is made
         except OSError as error:

@@ -237,12 +237,16 @@ def known(name: object, table: Mapping[str, Setting], absent: str = "there is no
     if not isinstance(name, str):
         raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
     setting = table.get(name)
-    if setting is None and name == "partitions" and "retention.ms" in table:
+    if setting is not None:
+        return setting
+    if name in ("partitions", "num.partitions", "partition.count") and "retention.ms" in table:
         hint = "say it by partitions=, or store.topics.add_partitions"
         raise InvalidSetting(absent, setting=name, hint=hint, code="partition_count")
-    if setting is None:
-        raise InvalidSetting(absent, setting=name, hint=nearest(name, table))
-    return setting
+    if name in ("config", "configs") and "retention.ms" in table:
+        hint = "name settings one by one, retention_ms=…, or give a mapping: settings={'retention.ms': …}"
+        raise InvalidSetting(absent, setting=name, hint=hint, code="setting_names")
+    few = f"there are {', '.join(table)}" if len(table) < 10 else None
+    raise InvalidSetting(absent, setting=name, hint=nearest(name, table) or few)
 
 
 # By Kafka's names: the rows of the table, and the attributes that hold them.

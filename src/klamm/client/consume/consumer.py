@@ -123,11 +123,13 @@ class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
 
     # ---- reading
 
-    def poll(self, max_records: int = 500, *, timeout: Duration | None = None) -> Batch[T]:
+    def poll(self, max_records: int = 500, *, timeout: Duration | None = None, **unknown: Never) -> Batch[T]:
         """Return the next records of one partition, at most `max_records`; an empty Batch if none came in time.
 
         Without `timeout` it waits as long as the consumer's `wait` says.
         """
+        if unknown:
+            check_options("consumer.poll()", unknown, ("max_records", "timeout"))
         if type(max_records) is not int or max_records < 1:
             check_count(max_records)
         session = self._session

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.batch import RECORDS, decode
 from klamm.client.subscription import open_partitions, wanted_of
-from klamm.errors import CommitGap, GroupBusy, InvalidSetting, KlammError, UnknownGroup
+from klamm.errors import CommitGap, GroupBusy, GroupError, InvalidSetting, KlammError, UnknownGroup
+from klamm.other_names import explains_names
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
 from klamm.store.names import nearest
 from klamm.types import (
@@ -44,6 +45,7 @@ class _Owner(Protocol):
     def _acquired(self) -> Core: ...
 
 
+@explains_names
 class Groups:
     """The consumer groups of a store, by name: `store.groups`. Iterating over it gives the names."""
 
@@ -63,6 +65,9 @@ class Groups:
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._store._acquired().groups.find(name) is not None
+
+    def __getitem__(self, name: str) -> GroupInfo:
+        return self.describe(name)
 
     # ---- looking
 
@@ -125,6 +130,12 @@ class Groups:
                 f"Consumer group {group!r} does not exist",
                 hint=near or "name the topics, to give a new one offsets",
                 code=None if near else "new_group",
+            )
+        if topics is None and not stored:
+            raise GroupError(
+                f"group {group!r}: has no committed offsets",
+                hint="name the topics, to give it offsets",
+                code="new_group",
             )
         names = sorted(stored) if topics is None else _places(core, topics)
         moves = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupOptions", "GroupSession", "RebalanceCallback", "Runner"]
 
-RebalanceCallback: TypeAlias = Callable[[list[tuple[str, int]]], object]
+RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object] | Callable[[list[tuple[str, int]]], object]
 
 
 class GroupOptions(TypedDict, total=False):

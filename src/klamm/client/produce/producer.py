@@ -441,9 +441,10 @@ class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Cor
     # ---- the end
 
     def flush(self, timeout: Duration | None = None) -> None:
-        """Return when everything that was sent is delivered; TimeoutError after `timeout` (seconds, or a timedelta).
+        """Return when everything that was sent is delivered, and the callbacks of that were called.
 
-        Raises what went wrong with a batch, if that was not told yet. Not for callbacks of deliveries.
+        TimeoutError after `timeout` (seconds, or a timedelta). Raises what went wrong with a batch, if that was not
+        told yet. Not for callbacks of deliveries.
         """
         self._check_usable()
         self._check_not_in_callback("flush()")
@@ -457,8 +458,12 @@ class Producer(StoreHandle, RecordSender[K, V], by="store.producer(…)", of=Cor
         with self._mutex:
             outstanding: list[BatchDelivery] = self._sender.outstanding()
         until = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def left() -> float | None:
+            return None if until is None else max(0.0, until - time.monotonic())
+
         for delivery in outstanding:
-            if not delivery.wait(None if until is None else max(0.0, until - time.monotonic())):
+            if not (delivery.wait(left()) and delivery.wait_for_callbacks(left())):
                 raise TimeoutError(f"not everything was delivered within {timeout_s:g} s")
         with self._mutex:
             self._raise_failed()

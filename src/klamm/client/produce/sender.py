@@ -115,8 +115,8 @@ class Sender:
 
     @property
     def has_completed(self) -> bool:
-        """Whether there is something to answer."""
-        return bool(self._completed)
+        """Whether there is something to answer that no thread is answering."""
+        return any(not delivery.is_calling for delivery in list(self._completed))
 
     @property
     def is_busy(self) -> bool:
@@ -264,13 +264,15 @@ class Sender:
     def run_callbacks(self) -> None:
         """Complete the deliveries whose outcome is known. Without the mutex: their callbacks may send more.
 
-        Any thread may do so, or several: a delivery is completed once. What an interrupt of a callback leaves here is
-        completed by the producer's thread.
+        Any thread may do so, or several: a delivery is completed once, and stays here until its callbacks were called.
+        What an interrupt of a callback leaves here is completed by the producer's thread.
         """
         if not self._completed:
             return
         with self._in_callback:
             for delivery, (offset, stamp, error) in list(self._completed.items()):
+                if delivery.is_calling:
+                    continue
                 if error is None:
                     delivery.resolve(offset if self._acks else -1, stamp)
                 else:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
     from klamm.types import Position
 
-__all__ = ["Materialised", "acquire", "close_all", "release", "release_later"]
+__all__ = ["Materialised", "acquire", "close_all", "key_is_not_bytes", "release", "release_later"]
 
 _POLL_INTERVAL_S = 0.5
 _CLOSING_S = 5.0  # that the end of a process waits for its tables
@@ -166,7 +166,7 @@ class Materialised:
         if isinstance(key, bytearray | memoryview):
             return self.find(bytes(key))
         if not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes, not {type(key).__name__}")
+            raise TypeError(key_is_not_bytes(key))
         with self._mutex:
             if not self.maintains:
                 self._follow()
@@ -495,6 +495,11 @@ def _closed() -> Closed:
 _open: dict[tuple[int, TopicId], Materialised] = {}
 _open_mutex = threading.RLock()  # a dropped table may be collected, and released, by a thread that holds it
 _over = False  # the process ends
+
+
+def key_is_not_bytes(key: object) -> str:
+    """Return what a TypeError says of a key that cannot be looked up."""
+    return f"a key is bytes, not {type(key).__name__}" + (' (key_serde="str" takes text)' if type(key) is str else "")
 
 
 def acquire(core: Core, topic: str) -> Materialised:

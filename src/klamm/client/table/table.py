@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from klamm.client.consume.consumer import Consumer
 from klamm.client.serde import Serde, key_pair, value_pair
-from klamm.client.table.materialised import acquire, release, release_later
+from klamm.client.table.materialised import acquire, key_is_not_bytes, release, release_later
 from klamm.errors import Closed
 from klamm.store.directory import Core
 from klamm.store.handle import StoreHandle
@@ -200,7 +200,7 @@ class Table(StoreHandle, Mapping[K, V], by="store.table(…)", of=Core):
     def _bound(self, key: Any) -> bytes:
         raw = key if self._key_to is None else self._key_to(key)
         if not isinstance(raw, bytes | bytearray | memoryview):
-            raise TypeError(f"a key is bytes, not {type(raw).__name__}")
+            raise TypeError(key_is_not_bytes(raw))
         return bytes(raw)
 
     def _pairs(self, start: bytes | None, stop: bytes | None) -> Iterator[tuple[Any, Any]]:

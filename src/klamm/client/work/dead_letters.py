@@ -192,6 +192,7 @@ class _Notes:
     """The letters of a topic that were redriven, as far as it was read."""
 
     def __init__(self, core: Core, topic: str) -> None:
+        _check_created(core, topic)
         self._core = core
         self.topic = topic
         self._redriven: dict[int, set[int]] = {}
@@ -237,6 +238,18 @@ class _Notes:
     def has(self, letter: Record) -> bool:
         """Return whether the letter was redriven: there is a note, or both were purged."""
         return letter.offset in self._redriven[letter.partition] or letter.offset < self._starts[letter.partition]
+
+
+def _check_created(core: Core, topic: str) -> None:
+    """Raise UnknownTopic, which says when it is created, if it would be the dead-letter topic of one that is there."""
+    try:
+        core.topic(topic)
+    except UnknownTopic:
+        source = topic.removesuffix(".dlq")
+        if source == topic or all(each.name != source for each in core.catalog.topics()):
+            raise
+        hint = f"it is made with the first dead letter of {source!r}"
+        raise UnknownTopic(f"Topic {topic!r} does not exist", hint=hint) from None
 
 
 def _letters(core: Core, topic: str, notes: _Notes) -> Iterator[DeadLetter]:
