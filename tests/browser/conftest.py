@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import klamm
+from tests.console.conftest import FOREVER
 from tests.console.process import ConsoleProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -39,7 +40,7 @@ T0 = 1_790_000_000_000
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[klamm.Store]:
     """Topics that tests look at; each test that changes something has a topic of its own."""
     with klamm.open(tmp_path_factory.mktemp("browser") / "events") as opened:
-        opened.topics.create("orders", partitions=2)
+        opened.topics.create("orders", partitions=2, settings=FOREVER)
         records = [
             (b"k%d" % (n % 5), json.dumps({"n": n, "user": {"id": n % 7}}).encode(), None, T0 + n) for n in range(120)
         ]

@@ -248,6 +248,30 @@ def test_a_record_is_produced_and_sent_again_with_a_change(tab: Tab, store: klam
     ]
 
 
+def test_a_value_that_begins_with_a_newline_and_has_joined_emoji_is_sent_again_as_it_is(
+    tab: Tab, store: klamm.Store
+) -> None:
+    value = "\n\U0001f468\u200d\U0001f469 \u05d0\u200f\n\n".encode()
+    store.topics.create("exact")
+    store.append("exact", value, key=b" k ", acks=1)
+    page = tab.goto("/topics/exact/produce?like=0/0")
+    page.click("button.primary")
+    page.wait_for_url("**/topics/exact/0/1")
+    assert [(record.key, record.value) for record in store.tail("exact", 9)] == [(b" k ", value)] * 2
+
+
+def test_a_query_that_fails_can_be_corrected(tab: Tab) -> None:
+    page = tab.goto("/sql")
+    page.fill("textarea[name=q]", "selct 1 as one")
+    page.click("button.primary")
+    page.wait_for_selector("[role=alert]")
+    tab.errors.clear()  # the browser logs the status 400
+    assert page.input_value("textarea[name=q]") == "selct 1 as one"
+    page.fill("textarea[name=q]", "select 1 as one")
+    page.click("button.primary")
+    page.wait_for_selector("tr[data-key='row 0']")
+
+
 def test_a_group_is_moved_after_a_look_at_what_that_means(tab: Tab, store: klamm.Store) -> None:
     store.groups.reset("moved", "orders", to="latest")
     page = tab.goto("/groups/reset?group=moved")
@@ -313,6 +337,7 @@ def test_a_saved_page_opens_from_disk(tab: Tab, tmp_path: Path) -> None:
     assert page.locator(".records tbody tr").count() == 5
     assert page.evaluate("getComputedStyle(document.querySelector('table')).borderCollapse") == "collapse"
     assert "klamm tail orders -n 5" in page.inner_text("footer")
+    assert page.locator("form, nav, a[href]:not(.skip)").count() == 0, "from a file they lead nowhere"
 
 
 def test_hostile_values_do_nothing(tab: Tab) -> None:
@@ -352,10 +377,18 @@ def test_a_thousand_topics(browser: Any, tmp_path: Path) -> None:
         console = ConsoleProcess(store.path)
         tab = Tab(browser, console.address)
         try:
-            for address in ("/", "/topics"):
-                page = tab.goto(address)
-                assert page.locator("tr[data-key^='topic topic-']").count() == 1000
-                page.wait_for_selector("#live[data-updates]")
+            page = tab.goto("/")
+            assert page.locator("tr[data-key^='topic topic-']").count() == 20
+            assert page.locator("tr[data-key='topic topic-0999']").count() == 1, "the one with a record"
+            page.click("a:text-is('All 1,000 topics')")
+            page.wait_for_url("**/topics")
+            assert page.locator("tr[data-key^='topic topic-']").count() == 1000
+            page.wait_for_selector("#live[data-updates]")
+            page.keyboard.press("/")
+            page.keyboard.type("-099")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/topics?q=-099")
+            assert page.locator("tr[data-key^='topic topic-']").count() == 10
             page.keyboard.press("k")
             assert page.get_attribute("tr.chosen", "data-key") == "topic topic-0999"
             page.keyboard.press("Enter")

@@ -13,13 +13,14 @@ from klamm.spark.pipelines import checkpoint
 from tests.console.visitor import Visitor
 
 T0 = 1_790_000_000_000
+FOREVER = {"retention.ms": -1}  # records of that time are old: a process of some minutes would delete them
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\x00\u202e'
 
 
 def fill(opened: klamm.Store) -> None:
     """orders/0 to orders/2 with 60 records of JSON, a hostile topic, life, a group behind, six dead letters."""
-    opened.topics.create("orders", partitions=3)
-    opened.topics.create("hostile")
+    opened.topics.create("orders", partitions=3, settings=FOREVER)
+    opened.topics.create("hostile", settings=FOREVER)
     for n in range(60):
         value = json.dumps({"n": n, "user": {"id": n % 7}}).encode()
         headers = {"even": "yes"} if n % 2 == 0 else None
@@ -27,7 +28,7 @@ def fill(opened: klamm.Store) -> None:
     value = HOSTILE.encode()
     opened.append("hostile", value, key=value, headers={HOSTILE[:40]: value}, timestamp=T0, acks=1)
     opened.groups.reset("billing", "orders", to={0: 20, 1: 15, 2: 20})
-    opened.topics.create("life")
+    opened.topics.create("life", settings=FOREVER)
     for key, value in (
         (b"1,2", b"0 born"),
         (b"2,2", b"0 born"),

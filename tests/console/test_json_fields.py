@@ -51,6 +51,11 @@ def test_null_is_not_another_type() -> None:
     assert drift([{"a": 1}] * 5 + [{"a": None}] * 5) == {}
 
 
+def test_a_whole_number_among_numbers_is_not_another_type() -> None:
+    assert drift([{"a": 1.5}] * 5 + [{"a": 2}, {"a": 2.5}] * 3) == {}
+    assert drift([{"a": 1}] * 5 + [{"a": 1.5}] * 5) == {"a": ("whole number before, number now", "0/5")}
+
+
 def test_too_few_records_have_no_drift() -> None:
     assert drift([{"a": 1}, {"b": 1}, {"a": "x"}]) == {}
 

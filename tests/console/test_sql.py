@@ -121,6 +121,8 @@ def test_a_query_is_kept_as_a_file_beside_the_store(store: klamm.Store, editor: 
     assert Path(f"{store.path}.queries/by key.sql").read_text() == "select 1 as one\n"
     assert visitor.get("/api/sql").json["queries"] == {"by key": "select 1 as one\n"}
     assert "by key" in visitor.get("/sql").words
+    long = {"csrf": token, "name": "long", "q": f"select '{'x' * 20_000}'"}
+    assert "more than 20,000 bytes" in editor.post("/sql", long).words
     for name in ("../evil", "", ".hidden", "a/b", "x" * 99):
         assert editor.post("/sql", {"csrf": token, "name": name, "q": "select 1"}).status == 400
     assert [file.name for file in Path(f"{store.path}.queries").iterdir()] == ["by key.sql"]

@@ -19,7 +19,7 @@ MUTANTS = [
     Mutant(
         "a form of another site is carried out",
         "console/security.py: SEC2",
-        ((GUARD, "        if origin is not None and urlsplit(origin).netloc != host:", "        if False:"),),
+        ((GUARD, "        if origin is not None and _netloc(origin) != host:", "        if False:"),),
         (f"{SECURITY}::test_a_change_needs_the_console_s_own_origin_and_the_token_of_the_session",),
     ),
     Mutant(
@@ -44,6 +44,30 @@ MUTANTS = [
         ("tests/console/test_html.py::test_text_is_never_markup",),
     ),
     Mutant(
+        "half of a surrogate pair is shown as it is",
+        "console/html.py: what UTF-8 cannot have is spelled out",
+        ((HTML, r"\ud800-\udfff", ""),),
+        ("tests/console/test_pages.py::test_no_record_keeps_a_topic_from_being_shown",),
+    ),
+    Mutant(
+        "a form spells out what it sends back",
+        "console/pages/produce.py: the form sends back the same bytes",
+        ((HTML, "    return Html(escape(text))", "    return Html(escape(visible(text)))"),),
+        ("tests/console/test_forms.py::test_a_record_that_is_sent_again_is_the_same",),
+    ),
+    Mutant(
+        "a saved page has its forms and menus",
+        "console/pages/frame.py: what can be read of a page",
+        (("src/klamm/console/pages/frame.py", "        body = _inert(body)", "        body = body"),),
+        ("tests/console/test_pages.py::test_a_saved_view_is_one_file",),
+    ),
+    Mutant(
+        "a query outlives a console that ends",
+        "console/child.py: it is killed when the console ends",
+        (("src/klamm/console/server.py", "            end_children()\n            super", "            super"),),
+        ("tests/console/test_server.py::test_a_query_ends_with_the_console",),
+    ),
+    Mutant(
         "a console that only reads produces",
         "guide/console.md: the console only reads, unless it is started with --allow-changes",
         (("src/klamm/console/pages/produce.py", "    if not console.options.allow_changes:", "    if False:"),),
@@ -59,7 +83,7 @@ MUTANTS = [
                 "    if False:",
             ),
         ),
-        ("tests/console/test_pages.py::test_a_plan_that_is_another_one_by_now_is_not_carried_out",),
+        ("tests/console/test_forms.py::test_a_plan_that_is_another_one_by_now_is_not_carried_out",),
     ),
     Mutant(
         "a search skips what did not fit on its page",
@@ -70,7 +94,7 @@ MUTANTS = [
     Mutant(
         "a follower that comes back begins at the end",
         "console/tail.py: a browser that comes back misses nothing",
-        (("src/klamm/console/tail.py", 'if "last-event-id" in request.headers else None', "if False else None"),),
+        (("src/klamm/console/tail.py", 'request.headers.get("last-event-id", "")', '""'),),
         ("tests/console/test_server.py::test_a_follower_that_comes_back_gets_what_came_since_and_nothing_twice",),
     ),
     Mutant(

@@ -100,6 +100,8 @@ def _mark_drift(use: FieldUse, older: int, newer: int, first_with: dict[tuple[st
     if older < 2 or newer < 2:
         return
     before, after = set(use.older) - {"null"}, set(use.newer) - {"null"}
+    if "number" in before:  # JSON has one kind of number: 1 among 1.5 and 2.5 is none of another type
+        before, after = _as_numbers(before), _as_numbers(after)
     if not use.older:
         use.drift, use.drift_at = "new", first_with[use.path, use.newer.most_common(1)[0][0]]
     elif not use.newer:
@@ -110,6 +112,10 @@ def _mark_drift(use: FieldUse, older: int, newer: int, first_with: dict[tuple[st
         use.drift_at = first_with[use.path, kinds[0]] if after - before else None
     elif use.older.total() >= older and use.newer.total() < newer and "." not in use.path and "[" not in use.path:
         use.drift = "not in every record any more"
+
+
+def _as_numbers(types: set[str]) -> set[str]:
+    return {"number" if name == "whole number" else name for name in types}
 
 
 # ---- fields as columns

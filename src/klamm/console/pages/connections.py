@@ -26,7 +26,7 @@ __all__ = ["CONNECTIONS", "count_connections"]
 _TIMEOUT_S = 3.0
 _COUNT_TIMEOUT_S = 0.5
 _MOST_BYTES = 8 << 20
-_HOW = "klamm serve PATH --console 8080 --metrics 9100 --set request.log.size=50"
+_HOW = "klamm serve PATH --console 8080 --metrics 9644 --set request.log.size=50"
 
 
 def read_connections(console: Console, visit: Visit) -> dict[str, Any]:

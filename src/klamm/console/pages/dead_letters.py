@@ -189,10 +189,10 @@ def render_letters(console: Console, visit: Visit, data: dict[str, Any]) -> Html
                 kind="fit mono",
             ),
             cell(text.moment(row["timestamp"]), kind="fit mono"),
-            cell(row["origin"] or "–", kind="mono"),
+            cell(row["origin"] or "–", kind="short", title=row["origin"]),
             cell(row["attempts"], kind="n"),
-            cell(el("b", row["error"] or "unknown"), f" {row['reason']}", kind="words"),
-            cell(row["key"] if isinstance(row["key"], str) else "–", kind="mono"),
+            cell(el("div", el("b", row["error"] or "unknown"), f" {row['reason']}", class_="clamp"), kind="words"),
+            cell(row["key"] if isinstance(row["key"], str) else "–", kind="short"),
             data_key=f"letter {row['partition']}/{row['offset']}",
         )
         for row in data["letters"]
@@ -211,7 +211,7 @@ def render_letters(console: Console, visit: Visit, data: dict[str, Any]) -> Html
         [
             *parts,
             table(
-                ("letter", "died", "came from", "tries", "of", "key"),
+                ("letter", "died", "came from", "tries", "error", "key"),
                 rows,
                 caption=f"Dead letters of {topic}",
                 empty="No dead letters that were not put back.",

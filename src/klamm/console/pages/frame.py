@@ -7,6 +7,7 @@ them. A live page is rendered again every few seconds, and what changed is sent 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "chart",
     "field",
     "frame",
+    "name_filter",
     "note",
     "select",
     "static_text",
@@ -37,6 +39,10 @@ __all__ = [
     "topic_address",
 ]
 
+_LONG = 10  # rows
+_SAVED_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_CONTROLS = re.compile(r'<(form|nav|button)\b.*?</\1>|<a\b[^>]* class="button"[^>]*>.*?</a>', re.DOTALL)
+_HREF = re.compile(r'<a\b([^>]*?) href="[^"]*"')
 STATIC = Path(__file__).parent.parent / "static"
 _NAVIGATION = (
     ("Overview", "/"),
@@ -152,6 +158,27 @@ def select(label: str, name: str, value: str, choices: Sequence[tuple[str, str]]
     return el("label", el("span", label), el("select", options, name=name))
 
 
+def name_filter(visit: Visit, what: str, count: int) -> Html | None:
+    """Return a form that leaves those in a list whose name has a part; none, if the list is short anyway."""
+    part = visit.one("q")
+    if visit.is_saved:
+        return el("p", f"Names that contain {part!r}", class_="quiet") if part else None
+    if count < _LONG and not part:
+        return None
+    return el(
+        "form",
+        field("Name contains", "q", part, wide=True),
+        el("span", el("button", "Filter", class_="primary"), el("a", "Clear", href=visit.path, class_="button")),
+        el("span", f"{count:,} {what}{'' if count == 1 else 's'}", class_="quiet"),
+        method="get",
+        action=visit.path,
+        class_="filter",
+        data_filter=True,
+        role="search",
+        aria_label=f"Filter {what}s",
+    )
+
+
 def chart(
     points: Sequence[tuple[int, float | None]],
     *,
@@ -209,9 +236,12 @@ def _mark(x: float, height: int, what: str) -> Html:
 
 def frame(console: Console, visit: Visit, page: Page, body: Html, *, title: str, api: str, live: str | None) -> str:
     """Return the whole document."""
+    if visit.is_saved:
+        body = _inert(body)
     head = el(
         "head",
         el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=_SAVED_POLICY) if visit.is_saved else None,
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("link", rel="icon", href="data:,"),
@@ -233,6 +263,15 @@ def frame(console: Console, visit: Visit, page: Page, body: Html, *, title: str,
         None if visit.is_saved else _help(),
     )
     return "<!doctype html>\n" + el("html", head, content, lang="en", data_theme=visit.theme or None)
+
+
+def _inert(body: Html) -> Html:
+    """Return what can be read of a page: without forms, menus, buttons and links, which lead nowhere from a file.
+
+    The body is this console's own markup, in which whatever comes from records is escaped.
+    """
+    shown = _CONTROLS.sub("", body)
+    return Html(_HREF.sub(r"<a\1", shown))
 
 
 def _style(visit: Visit) -> list[Html]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from klamm.console import text
@@ -11,9 +12,9 @@ from klamm.console.history import EVERY_S, with_gaps
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import cell, chart, table
 from klamm.console.rebalances import Rebalance
-from klamm.console.sampler import INTERVAL_S, GroupPoint
+from klamm.console.sampler import INTERVAL_S, TREND_S, GroupPoint
 
-__all__ = ["SPANS", "group_history", "history_html", "rebalances_table"]
+__all__ = ["SPANS", "group_history", "history_html", "last_rate", "rebalances_table"]
 
 _MINUTE_MS = 60_000
 SPANS = {
@@ -34,6 +35,24 @@ def group_history(console: Console, group: str, span_ms: int) -> tuple[list[Grou
     every_ms = round((EVERY_S if recorded else INTERVAL_S) * 1000)
     step = len(points) // _MOST_POINTS + 1
     return points[::-step][::-1], [*earlier, *own], every_ms * step
+
+
+def last_rate(points: Sequence[GroupPoint]) -> tuple[float, int] | None:
+    """Return how fast the group read when it last did, in records per second over a minute or less, and when it was."""
+    last = next((n for n in range(len(points) - 1, 0, -1) if _passed(points[n]) > _passed(points[n - 1])), None)
+    if last is None:
+        return None
+    first = last - 1
+    while first and points[last].time_ms - points[first - 1].time_ms <= TREND_S * 1000:
+        if _passed(points[first - 1]) > _passed(points[first]):  # it was moved, or a topic made again
+            break
+        first -= 1
+    took_ms = points[last].time_ms - points[first].time_ms
+    return (_passed(points[last]) - _passed(points[first])) * 1000 / max(1, took_ms), points[last].time_ms
+
+
+def _passed(point: GroupPoint) -> int:
+    return point.end - point.lag
 
 
 def history_html(visit: Visit, data: dict[str, Any]) -> Html:

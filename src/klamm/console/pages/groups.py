@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, join
-from klamm.console.pages.frame import Page, badge, card, cell, field, note, table, topic_address
-from klamm.console.pages.group_history import SPANS, group_history, history_html, rebalances_table
-from klamm.console.pages.overview import forecast, group_address, group_row, groups_table
+from klamm.console.pages.frame import Page, badge, card, cell, field, name_filter, note, table, topic_address
+from klamm.console.pages.group_history import SPANS, group_history, history_html, last_rate, rebalances_table
+from klamm.console.pages.overview import forecast, groups_table
 from klamm.console.pages.produce import check_changes
+from klamm.console.pages.rows import group_address, group_row, read_groups
 from klamm.where import Where
 
 if TYPE_CHECKING:
@@ -31,16 +33,17 @@ def _name(visit: Visit) -> str:
 # ---- all groups
 
 
-def read_groups(console: Console, visit: Visit) -> dict[str, Any]:
-    store = console.store
-    return {"groups": [group_row(console, store.groups.describe(name)) for name in store.groups]}
+def render_groups(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
+    rows = data["groups"]
+    shown = groups_table(rows, "No group has such a name.") if visit.one("q") else groups_table(rows)
+    return join([el("h1", "Groups"), name_filter(visit, "group", len(rows)), shown])
 
 
 GROUPS = Page(
     "/groups",
     title=lambda visit: "Groups",
-    read=read_groups,
-    render=lambda console, visit, data: join([el("h1", "Groups"), groups_table(data["groups"])]),
+    read=lambda console, visit: {"groups": read_groups(console, visit.one("q"))},
+    render=render_groups,
     command=lambda console, visit: console.command("group", "list"),
     is_live=True,
 )
@@ -94,7 +97,7 @@ def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         card("Lag", text.count(data["lag"]), "records", "warn" if data["catch_up_ms"] != 0 else ""),
         card("Lag, time", text.duration(data["lag_ms"]), "oldest unread record"),
         card("Reads", text.rate(data["out_per_s"])),
-        card("Caught up", forecast(row)),
+        _caught_up(row),
         class_="cards",
     )
     by_partition = table(
@@ -150,6 +153,16 @@ def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     )
 
 
+def _caught_up(row: dict[str, Any]) -> Html:
+    """Return the card of when the group will have caught up."""
+    if isinstance(row["catch_up_ms"], int) and row["catch_up_ms"]:
+        at = text.moment(time.time_ns() // 1_000_000 + row["catch_up_ms"])
+        return card(
+            "Caught up in about", text.duration(row["catch_up_ms"]), f"at {at[11:16]} UTC, as its lag falls now"
+        )
+    return card("Caught up", forecast(row))
+
+
 GROUP = Page(
     "/groups/show",
     title=lambda visit: f"Group {visit.one('group')}",
@@ -176,8 +189,12 @@ def _fingerprint(plan: list[OffsetMove]) -> str:
 def read_reset(console: Console, visit: Visit) -> dict[str, Any]:
     """Return the plan of a reset: what would be read again or skipped, and how long that takes at the present rate."""
     group = console.store.groups.describe(_name(visit))
-    rate = console.sampler.out_per_s(group.name)
+    rate, rate_ms = console.sampler.out_per_s(group.name), None
+    if not rate:  # a group that can be moved has no members: what counts is how fast it read when it had some
+        points, _, _ = group_history(console, group.name, SPANS["1d"])
+        rate, rate_ms = last_rate(points) or (None, None)
     data: dict[str, Any] = {"group": group.name, "to": visit.one("to"), "topic": visit.one("topic"), "out_per_s": rate}
+    data["rate_of_ms"] = rate_ms
     data |= {"members": len(group.members), "topics": sorted({offset.topic for offset in group.offsets}), "plan": None}
     if not visit.one("to"):
         return data
@@ -242,12 +259,18 @@ def _reset_form(console: Console, visit: Visit) -> Html:
 
 
 def _what_if(data: dict[str, Any]) -> Html:
-    took = text.duration(data["again_ms"])
+    took, rate = text.duration(data["again_ms"]), text.rate(data["out_per_s"])
+    if data["again_ms"] is None:
+        when = "it was not seen to read"
+    elif data["rate_of_ms"] is None:
+        when = f"at {rate}, as it reads now"
+    else:
+        when = f"at {rate}, as it read until {text.moment(data['rate_of_ms'])[:16].replace('T', ' ')}"
     return el(
         "dl",
         card("Read again", text.count(data["again"]), "records"),
         card("About", text.size(data["again_bytes"]), "of segments"),
-        card("Takes about", took, "at the present rate" if data["again_ms"] is not None else "it does not read now"),
+        card("Takes about", took, when),
         card("Skipped", text.count(data["skipped"]), "records it has not read", "warn" if data["skipped"] else ""),
         class_="cards",
     )

@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
-from klamm.api.summary import processes_of, rates_of, removals_of
+from klamm.api.summary import processes_of, removals_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.html import Html, el, join
 from klamm.console.pages.connections import count_connections
-from klamm.console.pages.frame import Page, badge, bar, card, cell, chart, note, table, topic_address
-from klamm.console.sampler import NEVER, group_point, keeps_up
-from klamm.errors import KlammError
+from klamm.console.pages.frame import Page, badge, bar, card, cell, chart, name_filter, note, table, topic_address
+from klamm.console.pages.rows import group_address, read_groups, read_topics
+from klamm.console.pages.transactions import read_transactions
+from klamm.console.pages.trouble import find_trouble
+from klamm.console.sampler import NEVER
 
-if TYPE_CHECKING:
-    from klamm.types import GroupInfo
+__all__ = ["OVERVIEW", "TOPICS", "forecast", "groups_table"]
 
-__all__ = ["OVERVIEW", "TOPICS", "forecast", "group_address", "group_row", "groups_table", "lag_cells", "read_topics"]
+
+_MOST_ROWS = 20  # topics, and groups; their own pages have all
+_NO_TOPICS = "No topics yet: klamm topic create NAME, or a producer that sends."
+_NO_GROUPS = "No groups yet: a consumer with group=… makes one."
 
 
 # ---- what is read
@@ -28,7 +34,9 @@ __all__ = ["OVERVIEW", "TOPICS", "forecast", "group_address", "group_row", "grou
 def read_overview(console: Console, visit: Visit) -> dict[str, Any]:
     """Return the store at a glance."""
     store = console.store
-    topics = read_topics(console)
+    topics, groups = read_topics(console), read_groups(console)
+    transactions = read_transactions(console, visit)["transactions"]
+    trouble = find_trouble(console, topics, groups, transactions)
     disk = shutil.disk_usage(store.path)
     return {
         "store": store.path,
@@ -38,8 +46,9 @@ def read_overview(console: Console, visit: Visit) -> dict[str, Any]:
         "in_per_s": console.sampler.in_per_s(),
         "out_per_s": console.sampler.out_per_s(),
         "topics": topics,
-        "groups": [group_row(console, store.groups.describe(name)) for name in store.groups],
-        "transactions": len(list(store.transactions)),
+        "groups": groups,
+        "transactions": len(transactions),
+        "trouble": Counter(row["kind"] for row in trouble),
         "connections": count_connections(console),
         "processes": [
             {
@@ -61,54 +70,7 @@ def read_overview(console: Console, visit: Visit) -> dict[str, Any]:
     }
 
 
-def read_topics(console: Console) -> list[dict[str, Any]]:
-    """Return a row for each topic; where it is damaged, what is known of it, and the problem."""
-    return [_topic_row(console, name) for name in console.store.topics]
-
-
-def _topic_row(console: Console, name: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "topic": name,
-        **dict.fromkeys(("partitions", "records", "size", "per_s_1m", "per_s_1h")),
-        "in_per_s": console.sampler.in_per_s(name),
-        "problem": None,
-    }
-    try:
-        topic = console.store.topics.describe(name)
-        row |= {"partitions": len(topic.partitions), "records": topic.count, "size": topic.size}
-        row |= rates_of(console.store, topic)
-    except KlammError as error:
-        row["problem"] = error.message
-    return row
-
-
-def group_row(console: Console, group: GroupInfo) -> dict[str, Any]:
-    """Return a group: its lag in records and milliseconds, its rate, and when it will have caught up.
-
-    `catch_up_ms` is 0 if it keeps up, "never" if its lag does not fall, and None as long as that is not known.
-    """
-    point = group_point(group, time.time_ns() // 1_000_000)
-    catch_up: float | str | None = 0 if keeps_up(point) else console.sampler.catch_up_ms(group.name)
-    return {
-        "group": group.name,
-        "state": group.state,
-        "door": group.door,
-        "members": len(group.members),
-        "topics": sorted({offset.topic for offset in group.offsets}),
-        "lag": point.lag,
-        "lag_ms": point.lag_ms,
-        "out_per_s": console.sampler.out_per_s(group.name),
-        "catch_up_ms": round(catch_up) if isinstance(catch_up, float) else catch_up,
-    }
-
-
 # ---- how it is shown
-
-
-def group_address(group: str, path: str = "/groups/show") -> str:
-    from urllib.parse import urlencode
-
-    return f"{path}?{urlencode({'group': group})}"
 
 
 def forecast(row: dict[str, Any]) -> Html:
@@ -118,7 +80,7 @@ def forecast(row: dict[str, Any]) -> Html:
     if row["catch_up_ms"] == 0:
         return badge("keeps up", "good")
     if row["catch_up_ms"] == NEVER:
-        return badge("never, at this rate", "bad" if row["members"] else "warn")
+        return badge("never, at this rate", "bad") if row["members"] else badge("never: no members", "warn")
     if row["catch_up_ms"] is None:
         return el("span", "measuring…", class_="quiet")
     return el("span", f"in about {text.duration(row['catch_up_ms'])}")
@@ -130,7 +92,7 @@ def lag_cells(row: dict[str, Any]) -> list[Html]:
     return [cell(text.count(row["lag"]), kind=kind), cell(behind, kind=kind)]
 
 
-def groups_table(rows: list[dict[str, Any]]) -> Html:
+def groups_table(rows: list[dict[str, Any]], empty: str = _NO_GROUPS) -> Html:
     return table(
         ("group", "state", "members", "lag, records", "lag, time", "reads", "will have caught up"),
         [
@@ -147,12 +109,12 @@ def groups_table(rows: list[dict[str, Any]]) -> Html:
             for row in rows
         ],
         caption="Consumer groups",
-        empty="No groups yet: a consumer with group=… makes one.",
+        empty=empty,
         numeric="  nnnn ",
     )
 
 
-def topics_table(rows: list[dict[str, Any]]) -> Html:
+def topics_table(rows: list[dict[str, Any]], empty: str = _NO_TOPICS) -> Html:
     most = max((row["size"] or 0 for row in rows), default=0) or 1
     return table(
         ("topic", "partitions", "records", "in now", "last minute", "last hour", "size", ""),
@@ -177,7 +139,7 @@ def topics_table(rows: list[dict[str, Any]]) -> Html:
             for row in rows
         ],
         caption="Topics",
-        empty="No topics yet: klamm topic create NAME, or a producer that sends.",
+        empty=empty,
         numeric=" nnnnnn ",
     )
 
@@ -261,15 +223,20 @@ def render_overview(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
         [
             el("h1", "Overview"),
             [note(row["topic"], ": ", row["problem"], kind="bad") for row in damaged],
+            _trouble_note(data["trouble"]),
             cards,
             el("h2", "Records per second, ", el("i", "in", class_="key"), " and ", el("i", "out", class_="key second")),
             chart(times, label="Records per second, in and out", unit="/s", second=outs)
             if len(times) > 2
             else el("p", "Measuring: the first points come in some seconds.", class_="empty"),
             el("h2", "Topics"),
-            topics_table(data["topics"]),
+            topics_table(
+                _most(data["topics"], lambda row: (row["in_per_s"] or 0, row["per_s_1h"] or 0, row["size"] or 0))
+            ),
+            _all_of(data["topics"], "the busiest", "topics"),
             el("h2", "Groups"),
-            groups_table(data["groups"]),
+            groups_table(_most(data["groups"], lambda row: (row["catch_up_ms"] != 0, row["lag_ms"] or 0))),
+            _all_of(data["groups"], "those most behind", "groups"),
             el("h2", "Who has the store open"),
             _processes_table(data["processes"]),
             el("h2", "Recovery"),
@@ -278,8 +245,35 @@ def render_overview(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
     )
 
 
+def _most(rows: list[dict[str, Any]], measure: Callable[[dict[str, Any]], tuple[float, ...]]) -> list[dict[str, Any]]:
+    """Return the rows that the overview has room for, in the order they came."""
+    chosen = sorted(range(len(rows)), key=lambda at: measure(rows[at]), reverse=True)[:_MOST_ROWS]
+    return [rows[at] for at in sorted(chosen)]
+
+
+def _all_of(rows: list[dict[str, Any]], which: str, what: str) -> Html | None:
+    left = len(rows) - _MOST_ROWS
+    return (
+        el("p", f"{_MOST_ROWS} {which}. ", el("a", f"All {len(rows):,} {what}", href=f"/{what}"), class_="quiet below")
+        if left > 0
+        else None
+    )
+
+
+def _trouble_note(counts: dict[str, int]) -> Html | None:
+    """Say how much the trouble page has to say, dead letters aside."""
+    bad, warnings = counts.get("bad", 0), counts.get("warn", 0)
+    if not bad + warnings:
+        return None
+    words = [text.count(number, what) for number, what in ((bad, "problem"), (warnings, "warning")) if number]
+    link = el("a", "evidence, and what helps", href="/trouble")
+    return note(" and ".join(words), ": ", link, kind="bad" if bad else "warn")
+
+
 def render_topics(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
-    return join([el("h1", "Topics"), topics_table(data["topics"])])
+    rows = data["topics"]
+    empty = "No topic has such a name." if visit.one("q") else _NO_TOPICS
+    return join([el("h1", "Topics"), name_filter(visit, "topic", len(rows)), topics_table(rows, empty)])
 
 
 OVERVIEW = Page(
@@ -293,7 +287,7 @@ OVERVIEW = Page(
 TOPICS = Page(
     "/topics",
     title=lambda visit: "Topics",
-    read=lambda console, visit: {"topics": read_topics(console)},
+    read=lambda console, visit: {"topics": read_topics(console, visit.one("q"))},
     render=render_topics,
     command=lambda console, visit: console.command("topic", "list"),
     is_live=True,

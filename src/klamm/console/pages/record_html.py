@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from klamm.console import text
-from klamm.console.html import Child, Html, el, join
+from klamm.console.html import Child, Html, el, join, visible
 from klamm.console.json_fields import columns_of, flatten
 from klamm.console.pages.frame import cell, table, topic_address
 
@@ -20,6 +20,7 @@ VIEWS = (("auto", "JSON or text"), ("json", "JSON"), ("columns", "fields"), ("te
 _MOST_COLUMNS = 12
 _MOST_IN_COLUMN = 80  # characters
 _PREVIEW = 300  # characters
+_MOST_OF_KEY = 200  # bytes
 _IN_LIST = 4096  # bytes of a value that a list holds; the record's own page has all
 _HEX_LINE = 16
 _DEEPEST = 40
@@ -105,6 +106,14 @@ def _preview(data: bytes | None, view: str) -> Child:
     return shown[:_PREVIEW] + (" …" if len(shown) > _PREVIEW else "")
 
 
+def _key_cell(record: Record) -> Html:
+    if record.key is None:
+        return cell("–", kind="quiet")
+    key = record.key[:_MOST_OF_KEY]
+    shown = text.utf8(key) if _is_text(key) else key.hex(" ")
+    return cell(shown, kind="key-cell", title=visible(shown))
+
+
 def record_address(record: Record) -> str:
     return topic_address(record.topic, f"/{record.partition}/{record.offset}")
 
@@ -123,7 +132,7 @@ def record_row(record: Record, view: str = "auto") -> Html:
         cell(text.moment(record.timestamp), kind="fit quiet"),
         cell(record.partition, kind="n"),
         cell(el("a", str(record.offset), href=record_address(record)), kind="n"),
-        cell("–" if record.key is None else text.utf8(record.key[:200]), kind="key-cell" if record.key else "quiet"),
+        _key_cell(record),
         cell(value, kind="value"),
         data_key=f"record {record.partition}/{record.offset}",
     )
@@ -141,7 +150,7 @@ def _columns_table(records: Sequence[Record], caption: str) -> Html | None:
             cell(text.moment(record.timestamp), kind="fit quiet"),
             cell(record.partition, kind="n"),
             cell(el("a", str(record.offset), href=record_address(record)), kind="n"),
-            cell("–" if record.key is None else text.utf8(record.key[:200]), kind="key-cell"),
+            _key_cell(record),
             [cell(_short(row.get(path)), kind="field") for path in columns]
             if row is not None
             else el("td", _preview(record.value, "auto"), colspan=len(columns), class_="value"),

@@ -30,6 +30,8 @@ __all__ = ["SQL", "save_query"]
 MEMORY = 512 << 20  # that DuckDB may have; the process may map eight times that
 TIMEOUT_S = 30.0
 _MOST_ROWS = 1_000
+_MOST_QUERIES = 200
+_MOST_QUERY = 20_000  # bytes of one that is kept: it is asked by its text, in an address
 _LIMITS = (
     f"SET memory_limit='{MEMORY >> 20}MiB'; SET threads=2; SET enable_progress_bar=false;"
     " SET temp_directory=''; SET enable_external_access=false; SET lock_configuration=true;\n"
@@ -46,8 +48,8 @@ def _kept(console: Console) -> dict[str, str]:
     folder = queries_path(console)
     if not folder.is_dir():
         return {}
-    files = sorted(folder.glob("*.sql"))[:200]
-    return {file.stem: file.read_text(errors="replace")[:20_000] for file in files if file.is_file()}
+    files = (file for file in sorted(folder.glob("*.sql"))[:_MOST_QUERIES] if file.is_file())
+    return {file.stem: file.read_text(errors="replace") for file in files if file.stat().st_size <= _MOST_QUERY}
 
 
 def check_mask(console: Console) -> None:
@@ -189,6 +191,8 @@ def _shown(value: Any) -> str:
         return "–"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.12g}"  # its JSON twin has all digits
     return value[:500] if isinstance(value, str) else str(value)[:500]
 
 
@@ -213,6 +217,8 @@ def save_query(console: Console, form: Visit) -> str:
     name, query = form.one("name"), form.one("q")
     if not _NAME.fullmatch(name) or not query:
         raise RequestError(400, f"name: {name!r} is invalid", "expected letters, digits, spaces, '.', '_' and '-'")
+    if len(query.encode()) >= _MOST_QUERY:
+        raise RequestError(400, f"the query has more than {_MOST_QUERY:,} bytes", "ask it by klamm sql")
     folder = queries_path(console)
     folder.mkdir(exist_ok=True)
     file = folder / f"{name}.sql"

@@ -173,13 +173,16 @@ def render_topic(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         else f" of {text.count(found.total)}, {'oldest' if is_forward else 'newest'} first"
     )
     links = [el("a", label, href=_export(visit, form)) for form, label in _FORMATS.items()]
+    exports = el(
+        "span", "Export ", [[" · " if number else "", link] for number, link in enumerate(links)], class_="grow"
+    )
     tail = _tail_button(visit) if not visit.one("at") and not visit.is_saved else None
     summary = el(
         "div",
         tail,
         el("span", shown, scanned),
         el("button", "Stop", type="button", id="stop", hidden=True),
-        el("span", "Export ", [[" · " if number else "", link] for number, link in enumerate(links)], class_="grow"),
+        None if visit.is_saved else exports,
         class_="bar",
     )
     ask = is_filtered and found.rest is not None and len(found.records) < visit.number("n", _COUNT, most=_MOST)
@@ -302,7 +305,7 @@ def render_record(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     ]
     around = urlencode({"from": record.offset, "partition": record.partition})
     near = [el("a", "Records from here", href=f"{here}?{around}", class_="button")]
-    if record.key is not None:
+    if record.key and isinstance(as_plain(record)["key"], str) and record.key.strip() == record.key:
         same = urlencode({"key": text.utf8(record.key)})
         near.append(el("a", "Records of this key", href=f"{here}?{same}", class_="button"))
     if console.options.allow_changes and not data["is_masked"]:
@@ -444,7 +447,7 @@ def render_about(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
             el(
                 "tr",
                 cell(name, kind="mono"),
-                cell(value, kind="mono"),
+                cell(value, el("span", _said(name, value), class_="quiet"), kind="mono"),
                 cell(badge("set", "good") if name in data["set"] else el("span", "default", class_="quiet")),
                 data_key=f"setting {name}",
             )
@@ -466,6 +469,16 @@ def render_about(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
             note(f"{left_out:,} more segments are left out.") if left_out > 0 else None,
         ]
     )
+
+
+def _said(name: str, value: str) -> str:
+    """Say what a setting means, if it is a time or a size."""
+    if not value.isdigit() or len(value) > 15:
+        return ""
+    if name.endswith(".ms"):
+        return f" = {text.duration(int(value))}" if int(value) >= 1000 else ""
+    is_size = name.endswith(".bytes") and int(value) >= 1024
+    return f" = {text.size(int(value))}" if is_size else ""
 
 
 ABOUT = Page(
