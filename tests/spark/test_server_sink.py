@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from klamm.kafka.apis import TABLE
 from klamm.kafka.settings import STANDARD_AUTHORIZER
 from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark.batches import BatchId
+from klamm.spark.options import ReadOptions
+from klamm.spark.planner import Planner
+from klamm.spark.range_reader import Task, forget_store, read, schema_for
 from klamm.spark.server import decision
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import Attempt, TaskTransaction
@@ -260,6 +264,22 @@ def test_a_user_needs_the_right_to_decide(store: klamm.Store) -> None:
                 return False
 
         until(decided, "the right is known")
+        reading = ReadOptions.parse({"server": host, "subscribe": "orders", **login}, streaming=False)
+        with closing(Planner(reading)) as planner:
+            ranges, store_id = planner.batch(), planner.store_id
+        (task,) = [Task(reading.path, store_id, each, "read_committed", True, reading.server) for each in ranges]
+        with pytest.raises(StoreError, match=r"may not do that .TOPIC_AUTHORIZATION_FAILED"):
+            list(read(task, schema_for(reading.columns)))
+        allow(ResourceType.TOPIC, "orders", Operation.READ)
+
+        def read_values() -> list[bytes]:
+            try:
+                return [value for each in read(task, schema_for(["value"])) for value in each.column(0).to_pylist()]
+            except StoreError:
+                return []
+
+        assert until(read_values, "the right is known") == [b"x"]
+        forget_store()
     assert contents(store) == [b"x"]
 
 

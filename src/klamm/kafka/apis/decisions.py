@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 _MAX_NAME = 4096
-_MAX_TEXT = 65_536
 
 
 async def decide_transactions(broker: Broker, call: Call) -> Struct:
@@ -82,8 +81,6 @@ def _check(request: Struct) -> None:
         problem = "a transactional id is named twice"
     elif number is None and request.validate_only:
         problem = "no number is asked for"
-    elif number is not None and max(map(len, (number.target, number.fingerprint, number.note))) > _MAX_TEXT:
-        problem = "the number has too much text"
     elif number is not None and number.number < 0 and not request.validate_only:
         problem = f"the number is {number.number}"
     elif number is not None and not request.committed and not request.validate_only:
