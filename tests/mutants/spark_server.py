@@ -48,8 +48,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/kafka/apis/decisions.py",
-                "        call.check(Operation.TWO_PHASE_COMMIT, ResourceType.TRANSACTIONAL_ID, request.writer)\n",
-                "",
+                "        for name in (request.writer, request.scope):\n",
+                "        for name in ():\n",
             ),
         ),
         (f"{SINK_TESTS}::test_a_user_needs_the_right_to_decide",),
