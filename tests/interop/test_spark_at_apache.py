@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -34,7 +35,7 @@ def test_committed_records_are_read_and_writing_is_refused(apache_broker: Broker
         ranges, store_id = planner.batch(), planner.store_id
         initial = planner.initial()
         assert planner.between(initial, planner.latest(initial)) == ranges
-    found = []
+    found: list[Any] = []
     for each in ranges:
         task = Task(chosen.path, store_id, each, chosen.isolation, True, chosen.server)
         for batch in read(task, schema_for(chosen.columns)):

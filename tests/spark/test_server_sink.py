@@ -272,7 +272,7 @@ def test_a_user_needs_the_right_to_decide(store: klamm.Store) -> None:
             list(read(task, schema_for(reading.columns)))
         allow(ResourceType.TOPIC, "orders", Operation.READ)
 
-        def read_values() -> list[bytes]:
+        def read_values() -> list[Any]:
             try:
                 return [value for each in read(task, schema_for(["value"])) for value in each.column(0).to_pylist()]
             except StoreError:
