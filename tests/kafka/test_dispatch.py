@@ -164,5 +164,5 @@ def test_every_row_bounds_its_response_and_names_its_rights() -> None:
         for right in row.rights:
             operation, resource = right.split()
             assert operation in {"Read", "Write", "Create", "Delete", "Alter", "Describe", "DescribeConfigs",
-                                 "AlterConfigs", "IdempotentWrite", "ClusterAction"}  # fmt: skip
+                                 "AlterConfigs", "IdempotentWrite", "ClusterAction", "TwoPhaseCommit"}  # fmt: skip
             assert resource in {"Topic", "Group", "Cluster", "TransactionalId"}

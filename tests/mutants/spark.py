@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BATCHES = "src/klamm/spark/batches.py"
+JOINT_DECISION = "src/klamm/store/joint_decision.py"
 PLANNER = "src/klamm/spark/planner.py"
 STAGED_BATCHES = "src/klamm/spark/staged_batches.py"
 OFFSETS_TESTS = "tests/spark/test_offsets.py"
@@ -187,7 +188,7 @@ MUTANTS = [
         "queries of one id skip each other's micro-batches, whatever they write to",
         "spark/batches.py BID4",
         (
-            (BATCHES, "once.find(execute, batch.writer, batch.target) or", "once.find(execute, batch.writer, 'x') or"),
+            (JOINT_DECISION, "once.find(execute, writer, target) or", "once.find(execute, writer, 'x') or"),
             (
                 BATCHES,
                 "WriterNumber(batch.writer, batch.target, batch.number,",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from klamm.kafka.apis import TABLE
 from klamm.kafka.settings import STANDARD_AUTHORIZER
 from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark.batches import BatchId
+from klamm.spark.options import ReadOptions
+from klamm.spark.planner import Planner
+from klamm.spark.range_reader import Task, forget_store, read, schema_for
 from klamm.spark.server import decision
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import Attempt, TaskTransaction
@@ -54,8 +58,8 @@ def address(store: klamm.Store) -> Iterator[str]:
         yield found
 
 
-def plan_of(address: str, schema: StructType = SCHEMA, **more: str) -> WritePlan:
-    given = {"server": address, "topic": "orders", **more}
+def plan_of(address: str, more: dict[str, str] | None = None, *, schema: StructType = SCHEMA) -> WritePlan:
+    given = {"server": address, "topic": "orders", **(more or {})}
     return WritePlan(schema, WriteOptions.parse({name: each for name, each in given.items() if each}, streaming=True))
 
 
@@ -89,7 +93,7 @@ def is_open(store: klamm.Store) -> bool:
 def test_what_all_tasks_have_written_is_there_once_with_its_number(
     store: klamm.Store, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_of(address, compression="zstd")
+    plan = plan_of(address, {"compression": "zstd"})
     staged = [write(plan, [b"%d of %d" % (n, task) for n in range(50)], task=task) for task in range(3)]
     assert contents(store) == []
     assert put(address, staged, batch_id())
@@ -177,7 +181,7 @@ def test_a_task_without_rows_has_no_transaction(store: klamm.Store, address: str
 def test_a_topic_that_was_deleted_meanwhile_is_told_and_nothing_is_committed(store: klamm.Store, address: str) -> None:
     store.topics.create("other")
     both = StructType([*SCHEMA.fields, StructField("topic", StringType())])
-    plan = plan_of(address, both, topic="")
+    plan = plan_of(address, {"topic": ""}, schema=both)
     rows = pa.record_batch([[b"k", b"k"], [b"1", b"2"], ["orders", "other"]], names=["key", "value", "topic"])
     staged = _Stager(plan, StagedName(QUERY, 0, 0, 0), SCOPE).run(iter([rows]))
     store.topics.delete("other")
@@ -214,7 +218,7 @@ def test_options_that_a_server_does_not_honour_are_refused(given: dict[str, str]
 
 
 def test_a_timeout_beyond_the_servers_is_one_sentence(address: str) -> None:
-    plan = plan_of(address, **{"transaction.timeout.ms": "900001"})
+    plan = plan_of(address, {"transaction.timeout.ms": "900001"})
     with pytest.raises(InvalidSetting, match=r"raise the server.s transaction\.max\.timeout\.ms"):
         write(plan, [b"x"])
 
@@ -244,7 +248,7 @@ def test_a_user_needs_the_right_to_decide(store: klamm.Store) -> None:
             "sasl.password": "secret",
         }
         host = f"127.0.0.1:{server.server.endpoints[0].port}"
-        plan = plan_of(host, **login)
+        plan = plan_of(host, login)
         staged = write(plan, [b"x"])
         client = client_of(ServerAddress.parse({"server": host, **login}))
         assert staged.transaction is not None
@@ -260,6 +264,22 @@ def test_a_user_needs_the_right_to_decide(store: klamm.Store) -> None:
                 return False
 
         until(decided, "the right is known")
+        reading = ReadOptions.parse({"server": host, "subscribe": "orders", **login}, streaming=False)
+        with closing(Planner(reading)) as planner:
+            ranges, store_id = planner.batch(), planner.store_id
+        (task,) = [Task(reading.path, store_id, each, "read_committed", True, reading.server) for each in ranges]
+        with pytest.raises(StoreError, match=r"may not do that .TOPIC_AUTHORIZATION_FAILED"):
+            list(read(task, schema_for(reading.columns)))
+        allow(ResourceType.TOPIC, "orders", Operation.READ)
+
+        def read_values() -> list[Any]:
+            try:
+                return [value for each in read(task, schema_for(["value"])) for value in each.column(0).to_pylist()]
+            except StoreError:
+                return []
+
+        assert until(read_values, "the right is known") == [b"x"]
+        forget_store()
     assert contents(store) == [b"x"]
 
 

@@ -201,12 +201,23 @@ def test_spark_connect_and_a_cluster_read_and_write(store: klamm.Store, tmp_path
     reads_and_writes(store, tmp_path, where)
 
 
-def reads_and_writes(store: klamm.Store, tmp_path: Path, where: str) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_spark_connect_and_a_cluster_read_and_write_at_a_server(store: klamm.Store, tmp_path: Path) -> None:
+    with klamm.server(store) as address:
+        reads_and_writes(store, tmp_path, "both", f"klamm://{address}")
+
+
+def reads_and_writes(store: klamm.Store, tmp_path: Path, where: str, events: str | None = None) -> None:
+    """`events`: how Spark names the store, if not by its directory."""
     store.topics.create("orders", 2)
     store.topics.create("out", 2)
     store.append_many("orders", [(b"%d" % n, b"%d" % n) for n in range(100)], acks=1)
     told = subprocess.run(
-        [sys.executable, PAIR, where, store.path, tmp_path / "checkpoint"], capture_output=True, text=True, timeout=500
+        [sys.executable, PAIR, where, events or store.path, tmp_path / "checkpoint"],
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert told.returncode == 0, told.stderr[-4000:]
     print(told.stderr[-4000:])  # where spark.stop() hung, if it did

@@ -367,10 +367,10 @@ class TransactionCoordinator:
                     turns.close()
                     time.sleep(_TURN_PAUSE_S)
                     continue
-                synced = self._partitions_of(decision)
-                if not self._transactions.sync(synced):
+                written = self._partitions_of(decision)
+                if not self._transactions.sync(written):
                     return ErrorCode.COORDINATOR_NOT_AVAILABLE, None
-                decided = self._write_decision(decision, synced, fresh_ids, names)
+                decided = self._write_decision(decision, written, fresh_ids, names)
                 if decided is None:  # another transactional id of the scope has come
                     continue
                 if decided.outcome is Outcome.NEEDS_ID:

@@ -1,7 +1,16 @@
 """The options of format("klamm"), as text in and as values out; whatever does not fit is told in one sentence.
 
     path                  the store's directory, or klamm://host:9092; load(path) says it, too
-    server                host:9092, in the place of path; with it how to log in: server/address.py
+    server                host:9092, in the place of path; what follows is for a server: server/address.py
+    security.protocol     PLAINTEXT (default), SSL, SASL_PLAINTEXT, SASL_SSL
+    sasl.mechanism        PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
+    sasl.username         with sasl.mechanism
+    sasl.password         with sasl.mechanism
+    ssl.ca.location       certificates to trust
+    ssl.certificate.location  of the client
+    ssl.key.location      of the client's certificate
+    ssl.key.password      of an encrypted key
+    ssl.endpoint.identification.algorithm  https (default), none
     subscribe             topics, with commas between them            one of these three
     subscribePattern      a regular expression for topics' names
     assign                JSON: {"orders": [0, 1]}

@@ -76,7 +76,7 @@ def session(
     if elsewhere and not elsewhere.startswith("local"):
         wanted = {name: value for name, value in wanted.items() if name in _SQL or name in _spelled(conf)}
         if path is not None:
-            wanted[PATH] = os.path.abspath(path)
+            wanted[PATH] = _named(path)
     else:
         builder = builder.appName(app_name)
     if not elsewhere and (master is None or master.startswith("local")):
@@ -99,7 +99,7 @@ def use(spark: SparkSession, path: str | os.PathLike[str] | None = None) -> Spar
     from klamm.spark.source import register
 
     if path is not None:
-        spark.conf.set(PATH, os.path.abspath(path))
+        spark.conf.set(PATH, _named(path))
     found = spark.conf.get(PATH, None)
     if found is None:
         raise InvalidSetting(f"{PATH} is not set", hint="name the store: klamm.spark.use(spark, 'events/')")
@@ -141,7 +141,7 @@ def settings(
         found["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
         found |= _LOCAL_CHECKPOINTS
     if path is not None:
-        found[PATH] = os.path.abspath(path)
+        found[PATH] = _named(path)
     given = _spelled(conf)
     _check_switch(given)
     if kafka:
@@ -173,6 +173,12 @@ def connector(kafka: bool | str | os.PathLike[str], version: str) -> tuple[str, 
             f"kafka: {directory} has no jar of Spark's Kafka connector", hint="kafka=True fetches it by Maven"
         )
     return "spark.jars", ",".join(jars)
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    """Return the address of a server as it is, and a directory as an absolute path."""
+    text = os.fspath(path)
+    return text if text.startswith("klamm://") else os.path.abspath(text)
 
 
 def _check_switch(given: Mapping[str, str]) -> None:

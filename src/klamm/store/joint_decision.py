@@ -1,6 +1,6 @@
 """One decision for several transactions of the server's clients, and for a writer's number: all of them, or nothing.
 
-A job of many tasks writes in as many transactions; whoever leads the job then decides for all. The transactional ids of
+A job of many tasks writes in as many transactions; its leader then decides for all. The transactional ids of
 a job begin with its scope, `<writer>/…/`. In one SQLite transaction, which is the commit point of all:
 
   1  the writer's number is still the one that the caller has seen (once.py): else nothing is done
@@ -34,7 +34,7 @@ __all__ = ["Decided", "Decision", "decide", "find_last", "names_in"]
 
 
 class Decision(NamedTuple):
-    """What is to be decided."""
+    """A decision that is to be taken."""
 
     writer: str
     scope: str
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What came of it. Nothing was done unless the outcome is OK and `is_changed` false."""
+    """The outcome of a decision. Nothing was done unless the outcome is OK and `is_changed` false."""
 
     outcome: Outcome
     name: str = ""

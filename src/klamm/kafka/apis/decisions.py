@@ -13,7 +13,8 @@ store/joint_decision.py. Its key lies beyond those of Kafka, so a client sees in
     validate_only   change nothing, and return the last number
     forgets_ids     transactional ids of the scope whose transactions are over are forgotten
 
-A user needs TwoPhaseCommit on the transactional id that is called as the writer.
+A user needs TwoPhaseCommit on two transactional ids: the one that is called as the writer, and the one that is called
+as the scope. One rule for names that begin with the writer's gives both.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 __all__ = ["HANDLERS"]
 
 _MAX_NAME = 4096
-_MAX_TEXT = 65_536
 
 
 async def decide_transactions(broker: Broker, call: Call) -> Struct:
     request, response = call.request, DECIDE_TRANSACTIONS.response
     try:
         _check(request)
-        call.check(Operation.TWO_PHASE_COMMIT, ResourceType.TRANSACTIONAL_ID, request.writer)
+        for name in (request.writer, request.scope):
+            call.check(Operation.TWO_PHASE_COMMIT, ResourceType.TRANSACTIONAL_ID, name)
         if request.validate_only:
             last = await broker.transact(request.scope, _find_last, broker, request.writer, request.number.target)
             return response(**_last_fields(last))
@@ -61,8 +62,8 @@ async def decide_transactions(broker: Broker, call: Call) -> Struct:
         return response(error_code=code, error_message="another request is at one of its transactions")
     fields = _last_fields(decided.last)
     if decided.is_changed:
-        message = f"{request.writer}: another number was recorded since: nothing was done"
-        return response(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message, **fields)
+        changed = f"{request.writer}: another number was recorded since: nothing was done"
+        return response(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=changed, **fields)
     message = f"{decided.name}: {decided.outcome.value}: nothing was done" if code else None
     return response(error_code=code, error_message=message, **fields)
 
@@ -82,8 +83,6 @@ def _check(request: Struct) -> None:
         problem = "a transactional id is named twice"
     elif number is None and request.validate_only:
         problem = "no number is asked for"
-    elif number is not None and max(map(len, (number.target, number.fingerprint, number.note))) > _MAX_TEXT:
-        problem = "the number has too much text"
     elif number is not None and number.number < 0 and not request.validate_only:
         problem = f"the number is {number.number}"
     elif number is not None and not request.committed and not request.validate_only:

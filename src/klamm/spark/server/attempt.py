@@ -36,7 +36,7 @@ _DUPLICATE = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 
 class TaskTransaction(NamedTuple):
-    """What the driver is told of an attempt that has written all its rows."""
+    """The transaction of an attempt that has written all its rows, as the driver is told of it."""
 
     transactional_id: str
     producer_id: int
@@ -44,7 +44,7 @@ class TaskTransaction(NamedTuple):
 
 
 class Attempt:
-    """For one task. It writes nothing, and has no transaction, before the first batch."""
+    """An attempt of one task. It writes nothing, and has no transaction, before the first batch."""
 
     def __init__(self, address: ServerAddress, transactional_id: str, timeout_ms: int) -> None:
         self.size = 0

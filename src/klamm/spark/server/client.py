@@ -72,7 +72,7 @@ class Client:
     # ---- requests
 
     def patiently(self, attempt: Callable[[], Result]) -> Result:
-        """Call `attempt` until it has a result, or PATIENCE_S have passed since it first failed for a while."""
+        """Call `attempt` until it has a result. Raise Unreachable when it has failed for PATIENCE_S."""
         deadline_s, pause_s = time.monotonic() + PATIENCE_S, _FIRST_PAUSE_S
         while True:
             try:

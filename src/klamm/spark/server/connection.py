@@ -1,7 +1,7 @@
 """One connection to a server: it says which versions it knows, the client logs in, then one request after the other.
 
 ConnectionLost is for the caller to try again, on another connection; nothing is known then of the request that was
-under way. What will not get better by itself (a wrong password, a certificate that nobody signed) is a StoreError.
+under way. What will not get better by itself (a wrong password, a certificate of a stranger) is a StoreError.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConnectionLost(Exception):
 
 
 class Connection:
-    """For one thread at a time. Raises StoreError for a login that fails."""
+    """A connection, for one thread at a time. Raises StoreError for a login that fails."""
 
     def __init__(self, address: ServerAddress, host: str, port: int) -> None:
         self.name = spelled(host, port)

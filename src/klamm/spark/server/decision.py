@@ -6,8 +6,8 @@
     3  repeat    if another driver was faster, or the response was lost: from 1
 
 Promises
-  SRV1  All that tasks have written for a batch is committed once, or not at all, whoever is killed: tasks, driver,
-        server. The row is compared and set: it has to be the one that step 1 has looked at.
+  SRV1  All that tasks have written for a batch is committed once, or not at all, though tasks, driver or server
+        are killed. The row is compared and set: it has to be the one that step 1 has looked at.
   SRV2  A task that comes back after the decision is fenced: it cannot add to what was decided, nor have it decided.
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
 
@@ -45,7 +45,7 @@ _log = logging.getLogger("klamm.spark")
 
 @dataclass(frozen=True)
 class Scope:
-    """Whose transactional ids they are."""
+    """The owner of transactional ids: a writer, and what it writes to."""
 
     writer: str
     """Of the batch, or of the job."""

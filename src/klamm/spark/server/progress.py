@@ -20,7 +20,7 @@ _ONE_KEY = 3  # its last version with one key
 
 
 class ServerProgress:
-    """For one thread."""
+    """The group of one query, for one thread."""
 
     def __init__(self, client: Client, group: str) -> None:
         """Prepare. Raise GroupBusy if the group has members: two would move it, each to its own position."""

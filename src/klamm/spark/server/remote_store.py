@@ -208,6 +208,7 @@ class Reader:
     def __init__(self, partition: ServerPartition, offset: int, *, committed: bool) -> None:
         self._partition = partition
         self._committed = committed
+        self._end: int | None = None  # of the log, when it was last read from
         self.offset = offset
 
     def __enter__(self) -> Self:
@@ -221,13 +222,13 @@ class Reader:
 
         The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
         """
-        silent_s = time.monotonic() + PATIENCE_S
-        while True:
-            found = self._fetch(max_bytes)
+        silent_s, wait_ms = time.monotonic() + PATIENCE_S, 0
+        while self._end is None or self.offset < self._end:
+            found = self._fetch(max_bytes, wait_ms)
             records = memoryview(found.records or b"")
+            self._end = found.last_stable_offset if self._committed else found.high_watermark
+            wait_ms = _MAX_WAIT_MS  # there are records, so they come
             if not records:
-                if self.offset >= (found.last_stable_offset if self._committed else found.high_watermark):
-                    return records
                 if time.monotonic() > silent_s:
                     raise Unreachable(f"{self._partition.directory}: offset {self.offset} was not sent")
                 continue
@@ -237,8 +238,9 @@ class Reader:
                 data = _without_aborted(data, found.aborted_transactions)
             if data:
                 return data
+        return memoryview(b"")
 
-    def _fetch(self, max_bytes: int) -> Any:
+    def _fetch(self, max_bytes: int, wait_ms: int) -> Any:
         partition, client = self._partition, self._partition.client
         kind = FETCH.request
         wanted = kind.Partition(
@@ -246,7 +248,7 @@ class Reader:
         )
         topic_id = bytes.fromhex(partition.topic_id)
         request = kind(
-            max_wait_ms=_MAX_WAIT_MS,
+            max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=max(max_bytes, HEADER_SIZE),
             isolation_level=int(self._committed),

@@ -1,4 +1,4 @@
-"""What a task has to know of the topics that it writes to, asked of the server before there is a job."""
+"""The shapes of topics that tasks write to, asked of the server before there is a job."""
 
 from __future__ import annotations
 

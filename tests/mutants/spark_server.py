@@ -1,0 +1,75 @@
+"""Spark at a server: tasks that write in transactions, the one decision, and records that are fetched."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+JOINT_DECISION = "src/klamm/store/joint_decision.py"
+DECISION = "src/klamm/spark/server/decision.py"
+REMOTE_STORE = "src/klamm/spark/server/remote_store.py"
+JOINT_TESTS = "tests/kafka/transactions/test_joint_decisions.py"
+SINK_TESTS = "tests/spark/test_server_sink.py"
+READER_TESTS = "tests/spark/test_server_reader.py"
+
+MUTANTS = [
+    Mutant(
+        "a decision does not look at the writer's number",
+        "store/joint_decision.py JNT1",
+        ((JOINT_DECISION, "!= decision.last:", "== ():"),),
+        (f"{JOINT_TESTS}::test_the_number_is_recorded_if_it_is_still_the_one_that_was_seen",),
+    ),
+    Mutant(
+        "of several transactions those that can be are committed",
+        "store/joint_decision.py JNT1",
+        ((JOINT_DECISION, "            return Decided(done.outcome, name, last=last)\n", "            continue\n"),),
+        (f"{JOINT_TESTS}::test_nothing_is_decided_if_one_of_them_is_over",),
+    ),
+    Mutant(
+        "attempts that were not chosen stay open after the decision",
+        "store/joint_decision.py JNT2",
+        ((JOINT_DECISION, "if row is not None and row.is_ongoing:", "if row is None:"),),
+        (f"{JOINT_TESTS}::test_what_is_not_named_is_aborted_and_its_producer_fenced",),
+    ),
+    Mutant(
+        "a driver whose response was lost commits again",
+        "spark/server/decision.py SRV1",
+        ((DECISION, "if batch is not None and batches.is_recorded(last, batch):", "if batch is None:"),),
+        (f"{SINK_TESTS}::test_what_all_tasks_have_written_is_there_once_with_its_number",),
+    ),
+    Mutant(
+        "tasks write to a server that cannot decide",
+        "spark/server/decision.py SRV3",
+        ((DECISION, "if not client.knows(DECIDE_TRANSACTIONS):", "if not client:"),),
+        (f"{SINK_TESTS}::test_a_server_that_is_not_klamms_is_refused_before_anything_is_written",),
+    ),
+    Mutant(
+        "every user may decide",
+        "kafka/apis/decisions.py",
+        (
+            (
+                "src/klamm/kafka/apis/decisions.py",
+                "        for name in (request.writer, request.scope):\n",
+                "        for name in ():\n",
+            ),
+        ),
+        (f"{SINK_TESTS}::test_a_user_needs_the_right_to_decide",),
+    ),
+    Mutant(
+        "a task hands aborted records to Spark",
+        "spark/server/remote_store.py",
+        ((REMOTE_STORE, "elif batch.producer_id in is_open:", "elif not is_open and batch.producer_id in is_open:"),),
+        (f"{READER_TESTS}::test_aborted_records_are_left_out_wherever_a_fetch_begins_and_ends",),
+    ),
+    Mutant(
+        "a task does not check what it has fetched",
+        "spark/server/remote_store.py",
+        (
+            (
+                REMOTE_STORE,
+                "size, next_offset = verify(records, max(base, 0), False)",
+                "size, next_offset = len(records), walk(records)[-1].next_offset",
+            ),
+        ),
+        (f"{READER_TESTS}::test_bytes_that_were_damaged_are_an_error_and_never_records",),
+    ),
+]
