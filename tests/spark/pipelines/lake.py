@@ -76,7 +76,7 @@ def delete_rows(folder: Path, path: str, positions: list[int]) -> None:
     table = iceberg(folder)
     victim = next(task.file for task in table.scan().plan_files() if task.file.file_path.endswith(path))
     deleted = folder / "deleted.parquet"
-    fields = [
+    fields: list[Any] = [
         pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
         pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
     ]
@@ -94,7 +94,8 @@ def delete_rows(folder: Path, path: str, positions: list[int]) -> None:
             "sort_order_id",
         )
     )
-    file = DataFile.from_args(
+    describe: Any = DataFile.from_args
+    file = describe(
         content=DataFileContent.POSITION_DELETES,
         file_path=f"file://{deleted}",
         file_format=FileFormat.PARQUET,
