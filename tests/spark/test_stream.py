@@ -424,14 +424,14 @@ def test_a_driver_killed_at_any_moment_leaves_offsets_that_are_contiguous_and_co
                     assert driver.poll() is None, (tmp_path / "log").read_text()
                     return len(list(Path(sink.checkpoint).glob("commits/[0-9]*"))) > done
 
-                until(got_on, "the driver works", PATIENCE)
+                until(got_on, "the driver works", 4 * PATIENCE)
                 moment = time.monotonic() + rng.random() * 0.5
                 until(lambda moment=moment: time.monotonic() >= moment, "a random moment")  # type: ignore[misc]
             finally:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
     frame = stream_of(spark, store, maxOffsetsPerTrigger=500)
-    assert sink.start(frame, availableNow=True).awaitTermination(PATIENCE)
+    assert sink.start(frame, availableNow=True).awaitTermination(4 * PATIENCE)
     assert sink.rows() == everything(store, "orders")
     ends = [tuple(each["orders"].values()) for each in sink.offsets()]
     assert ends == sorted(ends) and ends[-1] == (800, 400)

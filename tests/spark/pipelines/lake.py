@@ -54,3 +54,81 @@ def table_rows(folder: Path, kind: str, version: int = -1) -> list[Row]:
     query = 'SELECT count(*), count(DISTINCT (partition, "offset")) FROM rows'
     assert duckdb.connect().register("rows", rows).execute(query).fetchall() == [(len(found), len(found))]
     return sorted(found)
+
+
+def delete_rows(folder: Path, path: str, positions: list[int]) -> None:
+    """Delete rows of a file of an Iceberg table by a file of their positions, as engines do that merge on reading."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyiceberg.manifest import (
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestContent,
+        ManifestEntry,
+        ManifestEntryStatus,
+        ManifestFile,
+        ManifestWriterV2,
+    )
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+    table = iceberg(folder)
+    victim = next(task.file for task in table.scan().plan_files() if task.file.file_path.endswith(path))
+    deleted = folder / "deleted.parquet"
+    fields: list[Any] = [
+        pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
+        pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
+    ]
+    columns = {"file_path": [victim.file_path] * len(positions), "pos": positions}
+    pq.write_table(pa.table(columns, pa.schema(fields)), deleted)
+    unknown = dict.fromkeys(
+        (
+            "column_sizes",
+            "value_counts",
+            "null_value_counts",
+            "nan_value_counts",
+            "key_metadata",
+            "split_offsets",
+            "equality_ids",
+            "sort_order_id",
+        )
+    )
+    describe: Any = DataFile.from_args
+    file = describe(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=f"file://{deleted}",
+        file_format=FileFormat.PARQUET,
+        partition=victim.partition,
+        record_count=len(positions),
+        file_size_in_bytes=deleted.stat().st_size,
+        spec_id=victim.spec_id,
+        lower_bounds={2147483546: victim.file_path.encode()},  # of no other file
+        upper_bounds={2147483546: victim.file_path.encode()},
+        **unknown,
+    )
+
+    class Writer(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    class Append(_FastAppendFiles):
+        def _manifests(self) -> list[ManifestFile]:
+            output, spec = self.new_manifest_output(), self._transaction.table_metadata.spec()
+            with Writer(spec, self.schema(), output, self.snapshot_id, self._compression) as writer:
+                entry = ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED,
+                    snapshot_id=self.snapshot_id,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=file,
+                )
+                writer.add(entry)
+            return [writer.to_manifest_file(), *self._existing_manifests()]
+
+    with table.transaction() as transaction, Append(Operation.APPEND, transaction, table.io) as _:
+        pass

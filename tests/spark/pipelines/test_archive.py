@@ -264,7 +264,7 @@ def test_what_a_killed_attempt_of_a_task_has_written_is_not_archived(
     monkeypatch.setattr(local_archive, "TASK_OFFSETS", 3)  # a task for each partition
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with monkeypatch.context() as patch:
-        patch.setattr(archive_pipeline, "partial", lambda _, *arguments: partial(_dies_at_first, *arguments))
+        patch.setattr(archive_pipeline, "partial", lambda _, *given, **named: partial(_dies_at_first, *given, **named))
         report = archive(spark, store.path, "orders", tmp_path / "out")
     assert (report.rows_read, report.rows_written) == (6, 6)
     assert archived(spark, tmp_path / "out") == topic_rows(store, "orders")

@@ -15,7 +15,7 @@ from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore
 from klamm.spark.pipelines import archive, iceberg_table, reset_pipeline
 from klamm.spark.pipelines.iceberg_table import IcebergTable
-from tests.spark.pipelines.lake import iceberg, table_rows
+from tests.spark.pipelines.lake import delete_rows, iceberg, table_rows
 from tests.spark.pipelines.test_archive import NEW_YEAR, topic_rows
 from tests.spark.pipelines.test_without_spark import Died, fill
 
@@ -220,21 +220,26 @@ def test_a_folder_that_was_moved_or_copied_is_refused(store: klamm.Store, tmp_pa
     assert table_rows(tmp_path / "out", "iceberg") == topic_rows(store, "orders")
 
 
-def test_a_table_with_rows_that_others_have_deleted_in_files_of_their_own_is_not_restored(
-    store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_others_have_deleted_in_files_of_their_own_are_not_brought_back(
+    store: klamm.Store, tmp_path: Path
 ) -> None:
+    """Neither by a merge nor by restore."""
     make(store)
-    fill(store, 0, 10)
     out = tmp_path / "out"
-    archive(None, store.path, "orders", out, format="iceberg")
-
-    class Task:
-        def __init__(self, task: Any) -> None:
-            self.file, self.delete_files = task.file, {"a delete file, which pyiceberg does not write"}
-
-    from pyiceberg.table import DataScan
-
-    planned = DataScan.plan_files
-    monkeypatch.setattr(DataScan, "plan_files", lambda scan: [Task(each) for each in planned(scan)])
+    for number in range(7):
+        store.append("orders", b"%d" % number, timestamp=NEW_YEAR)
+        archive(None, store.path, "orders", out, format="iceberg")
+    delete_rows(out, "00000003-0000.parquet", [0])
+    left = [row for row in topic_rows(store, "orders") if row[4] != b"2"]
+    assert table_rows(out, "iceberg") == left
+    for number in range(7, 10):
+        store.append("orders", b"%d" % number, timestamp=NEW_YEAR)
+        archive(None, store.path, "orders", out)
+    assert len(list(iceberg(out).scan().plan_files())) == 3  # seven and one are merged, the one with the hole is not
+    assert table_rows(out, "iceberg") == [row for row in topic_rows(store, "orders") if row[4] != b"2"]
+    table = IcebergTable(str(out), "app", "orders")
     with pytest.raises(KlammError, match="rows of it were deleted, in files of their own"):
-        IcebergTable(str(out), "app", "orders").paths()
+        table.paths()
+    names = [os.path.relpath(file.path, out) for file in table.files()]
+    table._table = table._load()
+    assert table._replaced(names) is None

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from klamm.errors import NotAStore
+from klamm.errors import KlammError, NotAStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +44,8 @@ class TableFile(NamedTuple):
     size: int
     day: str | None
     """As in the name of its folder: 2025-01-31; None if it lies elsewhere, or has no date."""
+    has_deletes: bool = False
+    """Whether others have deleted rows of it, in files of their own."""
 
 
 class FileStatistics(NamedTuple):
@@ -82,12 +84,19 @@ class ArchiveTable(ABC):
             self._sync(is_repeated=last == sequence)
 
     def paths(self) -> list[str]:
-        """Return the files of the table as it is now."""
-        return [file.path for file in self.files()]
+        """Return the files of the table as it is now. KlammError if others have deleted single rows of one."""
+        known = self.files()
+        for file in known:
+            if file.has_deletes:
+                raise KlammError(
+                    f"{file.path}: rows of it were deleted, in files of their own",
+                    hint="have the table's files rewritten (in Spark by rewrite_data_files), and try again",
+                )
+        return [file.path for file in known]
 
     @abstractmethod
     def files(self) -> list[TableFile]:
-        """Return the files of the table as it is now, whose rows are all of its rows."""
+        """Return the files of the table as it is now."""
 
     @abstractmethod
     def optimize(self, many: int, file_bytes: int) -> int | None:

@@ -120,19 +120,18 @@ class IcebergTable(ArchiveTable):
         files.sync_directory(self._directory)
 
     def files(self) -> list[TableFile]:
-        """Return the files of the table as it is now. Raise KlammError if others have deleted single rows from it."""
+        """Return the files of the table as it is now."""
         with self._errors():
             table = self._load()
-            if table is None:
-                return []
-            found = [(task.file, task.delete_files) for task in table.scan().plan_files()]
-        for file, deletes in found:
-            if deletes:
-                raise KlammError(
-                    f"{self._path(file)}: rows of it were deleted, in files of their own",
-                    hint="rewrite the table's files (rewrite_data_files of Spark), and try again",
-                )
-        return sorted(TableFile(self._path(file), file.file_size_in_bytes, self._day(file)) for file, _ in found)
+            tasks = [] if table is None else table.scan().plan_files()
+            return sorted(self._table_file(task) for task in tasks)
+
+    def _table_file(self, task: Any) -> TableFile:
+        """Return a file. Those that archive has written lie in the folder of their day, and others elsewhere."""
+        path = str(task.file.file_path).removeprefix("file://")
+        folder = os.path.relpath(os.path.dirname(path), self._directory)
+        day = folder.removeprefix(_DATE) if folder.startswith(_DATE) else None
+        return TableFile(path, task.file.file_size_in_bytes, day, bool(task.delete_files))
 
     def optimize(self, many: int, file_bytes: int) -> None:
         """Do nothing: the journal merges files."""
@@ -227,13 +226,15 @@ class IcebergTable(ArchiveTable):
             _map_names(transaction)
 
     def _replaced(self, removes: Sequence[str]) -> list[Any] | None:
-        """Return the files of the table that go. None: others have rewritten some of them, so what came of them is
-        of no use.
+        """Return the files of the table that go.
+
+        None: others have rewritten some of them, or deleted rows of them; so what they were merged to is of no use.
         """
         if not removes:
             return []
         names = {f"{self._location}/{name}" for name in removes}
-        found = [task.file for task in self._table.scan().plan_files() if task.file.file_path in names]
+        tasks = [task for task in self._table.scan().plan_files() if task.file.file_path in names]
+        found = [task.file for task in tasks if not task.delete_files]
         return found if len(found) == len(names) else None
 
     def _data_file(self, metadata: Any, name: str, statistics: FileStatistics) -> Any:
@@ -264,14 +265,6 @@ class IcebergTable(ArchiveTable):
             sort_order_id=None,
             key_metadata=None,
         )
-
-    def _path(self, file: Any) -> str:
-        return str(file.file_path).removeprefix("file://")
-
-    def _day(self, file: Any) -> str | None:
-        """Return the day of a file that archive wrote; those that others wrote lie elsewhere."""
-        folder = os.path.relpath(os.path.dirname(self._path(file)), self._directory)
-        return folder.removeprefix(_DATE) if folder.startswith(_DATE) else None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -146,7 +146,7 @@ class Journal:
             return {day: {path: os.path.getsize(path) for path in files_in(f"{self._folder}/{day}")} for day in chosen}
         sizes: dict[str, dict[str, int]] = {}
         for file in self.table.files():
-            if file.day is not None and (days is None or f"date={file.day}" in days):
+            if file.day is not None and not file.has_deletes and (days is None or f"date={file.day}" in days):
                 sizes.setdefault(f"date={file.day}", {})[file.path] = file.size
         return sizes
 
