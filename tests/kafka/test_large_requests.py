@@ -15,12 +15,21 @@ import pytest
 import klamm
 from klamm.cli import serve as serve_command
 from klamm.errors import InvalidSetting
-from klamm.kafka.admission import Admission
+from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import fetch as fetch_module
 from klamm.kafka.large_requests import LargeRequests
-from klamm.kafka.settings import ServerSettings
+from klamm.kafka.pools import PartitionExecutors
+from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from klamm.kafka.wire.decoder import MAX_ELEMENTS
 from klamm.kafka.wire.frames import request_frame
-from klamm.kafka.wire.messages import DESCRIBE_TOPIC_PARTITIONS, FETCH, JOIN_GROUP, METADATA
+from klamm.kafka.wire.messages import (
+    DESCRIBE_TOPIC_PARTITIONS,
+    FETCH,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    METADATA,
+    OFFSET_FOR_LEADER_EPOCH,
+)
 from tests.kafka.connect import ConnectionEnded, Served, served
 from tests.kafka.memory_channel import MemoryChannel
 from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed
@@ -92,6 +101,48 @@ def test_a_request_with_records_may_be_larger(tmp_path: Path) -> None:
 def test_the_limit_has_space_for_what_a_group_may_hold() -> None:
     with pytest.raises(InvalidSetting, match=r"control\.request\.max\.bytes: is less than group\.max\.bytes"):
         ServerSettings.of({"control.request.max.bytes": 1 << 20})
+
+
+def test_a_request_has_so_many_elements(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limit = LOOP_ELEMENTS + 1000
+
+    def finding(count: int) -> dict[str, Any]:
+        return {"key_type": 0, "coordinator_keys": [f"{number}" for number in range(count)]}
+
+    with served(tmp_path / "events", request_max_elements=limit) as server:
+        with server.dial() as raw:
+            assert len(raw.ask(FIND_COORDINATOR, 6, **finding(limit)).coordinators) == limit
+            with pytest.raises(ConnectionEnded):
+                raw.ask(FIND_COORDINATOR, 6, **finding(limit + 1))
+        assert server.broker.metrics.malformed == 1
+    assert "too many elements in all (request.max.elements)" in caplog.text
+
+
+def test_no_request_may_have_more_elements_than_a_message() -> None:
+    setting = SERVER_SETTINGS["request.max.elements"]
+    assert (setting.low, setting.high) == (LOOP_ELEMENTS, MAX_ELEMENTS)
+
+
+def test_partitions_that_do_not_exist_take_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread each: a request that named 65,536 of them kept the server busy for half a minute."""
+    started: list[object] = []
+    run = PartitionExecutors.run
+
+    def watched(self: PartitionExecutors, key: object, job: Callable[[], Any]) -> Any:
+        started.append(key)
+        return run(self, key, job)
+
+    monkeypatch.setattr(PartitionExecutors, "run", watched)
+    with served(tmp_path / "events") as server, server.dial() as raw:
+        raw.create("orders")
+        started.clear()
+        request = OFFSET_FOR_LEADER_EPOCH.request
+        partitions = [request.Partition(partition=number, leader_epoch=0) for number in (-1, 0, 1, 2)]
+        (topic,) = raw.ask(
+            OFFSET_FOR_LEADER_EPOCH, 4, topics=[request.Topic(topic="orders", partitions=partitions)]
+        ).topics
+        assert [each.error_code for each in topic.partitions] == [3, 0, 3, 3]
+    assert len(started) <= 1
 
 
 # ---- whose turn it is

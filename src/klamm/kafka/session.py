@@ -244,7 +244,9 @@ class Session:
         """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
         admission, broker = self._listener.admission, self._listener.broker
         try:
-            call.request = await broker.pools.decode(admission.decode, header, call.row, frame)
+            call.request = await broker.pools.decode(
+                admission.decode, header, call.row, frame, broker.settings.request_max_elements
+            )
             if admission.needs_catalog(call.row, call.version, call.request):
                 await broker.topics.refresh()
         except MalformedMessage as error:
