@@ -17,20 +17,25 @@ from klamm.cli import serve as serve_command
 from klamm.errors import InvalidSetting
 from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import fetch as fetch_module
-from klamm.kafka.large_requests import LargeRequests
+from klamm.kafka.large_requests import PIECE, LargeRequests
 from klamm.kafka.pools import PartitionExecutors
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.kafka.wire.decoder import MAX_ELEMENTS
-from klamm.kafka.wire.frames import request_frame
+from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
     DESCRIBE_TOPIC_PARTITIONS,
     FETCH,
     FIND_COORDINATOR,
     JOIN_GROUP,
     METADATA,
+    OFFSET_FETCH,
     OFFSET_FOR_LEADER_EPOCH,
 )
+from klamm.store.wire_groups import WireGroups
 from tests.kafka.connect import ConnectionEnded, Served, served
+from tests.kafka.member import Client, hold_writes
 from tests.kafka.memory_channel import MemoryChannel
 from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed
 from tests.procs import until
@@ -296,3 +301,59 @@ def test_a_server_process_keeps_its_loop_waiting_for_less() -> None:
         gc.unfreeze()
         gc.set_threshold(*before)
         sys.setswitchinterval(interval)
+
+
+# ---- what they have threads do
+
+
+def test_many_groups_are_deleted_in_pieces_and_commits_of_others_come_in_between(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes, and the write lock of klamm.db, are not one client's for seconds."""
+    order: list[tuple[str, int]] = []
+    for name in ("delete", "commit"):
+        function = getattr(WireGroups, name)
+
+        def watched(self: WireGroups, items: Any, name: str = name, function: Any = function) -> Any:
+            order.append((name, len(items)))
+            return function(self, items)
+
+        monkeypatch.setattr(WireGroups, name, watched)
+    names = [f"group-{number}" for number in range(2 * PIECE + 1)]
+    with server.dial() as deleter, server.dial() as raw, Client(server.address) as committer:
+        assert [each.error_code for each in raw.ask(DESCRIBE_GROUPS, 6, groups=names).groups] == [69] * len(names)
+        assert committer.commit({("orders", 0): 4}, group=names[-1]) == [0]
+        order.clear()
+        waiting = server.broker.pools._write._work_queue.qsize
+        go_on = hold_writes(server)
+        deleter.send(DELETE_GROUPS, 2, groups_names=names)
+        until(lambda: waiting() == 1, "the first piece waits")
+        committer.begin_commit({("orders", 0): 5}, group="mine")
+        until(lambda: waiting() == 2, "the commit waits")
+        go_on.set()
+        results = read_response(DELETE_GROUPS, 2, deleter.receive())[1].results
+        assert committer.committed() == [0]
+    assert [each.group_id for each in results] == names
+    assert [each.error_code for each in results] == [69] * (2 * PIECE) + [0]
+    assert order == [("delete", PIECE), ("commit", 1), ("delete", PIECE), ("delete", 1)]
+
+
+@pytest.mark.parametrize("is_described", [True, False], ids=["described", "fetched"])
+def test_many_groups_are_read_in_pieces(server: Served, monkeypatch: pytest.MonkeyPatch, is_described: bool) -> None:
+    sizes: list[int] = []
+    name = "find" if is_described else "offsets"
+    function = getattr(WireGroups, name)
+
+    def watched(self: WireGroups, items: Any) -> Any:
+        sizes.append(len(items))
+        return function(self, items)
+
+    monkeypatch.setattr(WireGroups, name, watched)
+    names = [f"group-{number}" for number in range(PIECE + 2)]
+    with server.dial() as raw:
+        if is_described:
+            found = [each.group_id for each in raw.ask(DESCRIBE_GROUPS, 5, groups=names).groups]
+        else:
+            groups = [OFFSET_FETCH.request.Group(group_id=each, topics=None) for each in names]
+            found = [each.group_id for each in raw.ask(OFFSET_FETCH, 9, groups=groups).groups]
+    assert found == names and sizes == [PIECE, 2]

@@ -95,12 +95,12 @@ def test_a_client_that_changes_its_keys_again_and_again_gets_neither_loop_nor_me
 
     def flushed(self: TlsTransport) -> None:
         flush(self)
-        unread.append(self._transport.get_write_buffer_size())  # type: ignore[attr-defined]
+        unread.append(self._transport.get_write_buffer_size())
 
-    def taken(self: TlsRecords, *arguments: memoryview) -> bytes | memoryview:
-        data = take(self, *arguments)
-        at_once.append(len(data))
-        return data
+    def taken(self: TlsRecords, data: bytes | memoryview = b"", most: int = AT_ONCE) -> bytes | memoryview:
+        records = take(self, data, most)
+        at_once.append(len(records))
+        return records
 
     with LibsslRaw(server.address) as raw:
         raw.ask(API_VERSIONS, 0)
