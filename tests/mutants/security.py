@@ -185,7 +185,7 @@ MUTANTS = [
         (
             (
                 TLS,
-                "        if self._incoming.pending or self._ssl.pending():\n",
+                "        if self._records.has_more or self._incoming.pending or self._ssl.pending():\n",
                 "        if False:\n",
             ),
         ),
