@@ -182,7 +182,7 @@ def large_members(address: str, chance: random.Random, sizes: Sizes) -> None:
 
 def _one_partition_often() -> tuple[Api, int, dict[str, Any]]:
     one = FETCH.request.Partition(partition=0, fetch_offset=0, partition_max_bytes=1)
-    topic = FETCH.request.Topic(topic="victim", partitions=[one] * 100_000)
+    topic = FETCH.request.Topic(topic="victim", partitions=[one] * 60_000)
     return FETCH, 4, {**fetching({}, wait_ms=FOREVER, min_bytes=FOREVER), "topics": [topic]}
 
 

@@ -1,4 +1,4 @@
-"""A client on OpenSSL itself, for what Python's `ssl` does not do: a connection that changes its keys (RFC 8446, 4.6.3)."""
+"""A client on OpenSSL itself, for what Python's `ssl` does not do: to change the keys of a connection (RFC 8446)."""
 
 from __future__ import annotations
 

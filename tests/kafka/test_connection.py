@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import socket
@@ -427,3 +428,33 @@ def test_a_request_of_many_elements_is_decoded_by_a_thread(
         raw.receive()
     assert server.call(lambda: server.server.listener.metrics.malformed) == before + 1
     assert server.call(lambda: server.server.listener.budget.used) == 0
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_client_whose_request_is_cancelled_does_not_wait_forever(
+    server: Served, raw: Raw, caplog: pytest.LogCaptureFixture, is_at_once: bool
+) -> None:
+    """None should be, but of a client that is gone; whatever it is that a handler waits for, others are served."""
+    table = server.server.listener.admission.table
+
+    async def handler(broker: Broker, call: Call) -> Struct | None:
+        future: asyncio.Future[None] = broker.loop.create_future()
+        if is_at_once:
+            future.cancel()
+        else:
+            broker.loop.call_soon(future.cancel)
+        await future
+        return None
+
+    supported = table[API_VERSIONS.key]
+    server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
+    try:
+        raw.send_bytes(versions(1))
+        with pytest.raises(ConnectionEnded):
+            raw.receive()
+    finally:
+        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported))
+    with server.dial() as other:
+        assert other.ask(API_VERSIONS, 0).error_code == 0
+    assert "ApiVersions v3 failed; the connection is closed" in caplog.text
+    assert "Fatal error" not in caplog.text

@@ -15,13 +15,27 @@ import pytest
 import klamm
 from klamm.cli import serve as serve_command
 from klamm.errors import InvalidSetting
-from klamm.kafka.admission import Admission
+from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import fetch as fetch_module
-from klamm.kafka.large_requests import LargeRequests
-from klamm.kafka.settings import ServerSettings
-from klamm.kafka.wire.frames import request_frame
-from klamm.kafka.wire.messages import DESCRIBE_TOPIC_PARTITIONS, FETCH, JOIN_GROUP, METADATA
+from klamm.kafka.large_requests import PIECE, LargeRequests
+from klamm.kafka.pools import PartitionExecutors
+from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from klamm.kafka.wire.decoder import MAX_ELEMENTS
+from klamm.kafka.wire.frames import read_response, request_frame
+from klamm.kafka.wire.messages import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    FETCH,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    METADATA,
+    OFFSET_FETCH,
+    OFFSET_FOR_LEADER_EPOCH,
+)
+from klamm.store.wire_groups import WireGroups
 from tests.kafka.connect import ConnectionEnded, Served, served
+from tests.kafka.member import Client, hold_writes
 from tests.kafka.memory_channel import MemoryChannel
 from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed
 from tests.procs import until
@@ -92,6 +106,48 @@ def test_a_request_with_records_may_be_larger(tmp_path: Path) -> None:
 def test_the_limit_has_space_for_what_a_group_may_hold() -> None:
     with pytest.raises(InvalidSetting, match=r"control\.request\.max\.bytes: is less than group\.max\.bytes"):
         ServerSettings.of({"control.request.max.bytes": 1 << 20})
+
+
+def test_a_request_has_so_many_elements(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limit = LOOP_ELEMENTS + 1000
+
+    def finding(count: int) -> dict[str, Any]:
+        return {"key_type": 0, "coordinator_keys": [f"{number}" for number in range(count)]}
+
+    with served(tmp_path / "events", request_max_elements=limit) as server:
+        with server.dial() as raw:
+            assert len(raw.ask(FIND_COORDINATOR, 6, **finding(limit)).coordinators) == limit
+            with pytest.raises(ConnectionEnded):
+                raw.ask(FIND_COORDINATOR, 6, **finding(limit + 1))
+        assert server.broker.metrics.malformed == 1
+    assert "too many elements in all (request.max.elements)" in caplog.text
+
+
+def test_no_request_may_have_more_elements_than_a_message() -> None:
+    setting = SERVER_SETTINGS["request.max.elements"]
+    assert (setting.low, setting.high) == (LOOP_ELEMENTS, MAX_ELEMENTS)
+
+
+def test_partitions_that_do_not_exist_take_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread each: a request that named 65,536 of them kept the server busy for half a minute."""
+    started: list[object] = []
+    run = PartitionExecutors.run
+
+    def watched(self: PartitionExecutors, key: object, job: Callable[[], Any]) -> Any:
+        started.append(key)
+        return run(self, key, job)
+
+    monkeypatch.setattr(PartitionExecutors, "run", watched)
+    with served(tmp_path / "events") as server, server.dial() as raw:
+        raw.create("orders")
+        started.clear()
+        request = OFFSET_FOR_LEADER_EPOCH.request
+        partitions = [request.Partition(partition=number, leader_epoch=0) for number in (-1, 0, 1, 2)]
+        (topic,) = raw.ask(
+            OFFSET_FOR_LEADER_EPOCH, 4, topics=[request.Topic(topic="orders", partitions=partitions)]
+        ).topics
+        assert [each.error_code for each in topic.partitions] == [3, 0, 3, 3]
+    assert len(started) <= 1
 
 
 # ---- whose turn it is
@@ -245,3 +301,59 @@ def test_a_server_process_keeps_its_loop_waiting_for_less() -> None:
         gc.unfreeze()
         gc.set_threshold(*before)
         sys.setswitchinterval(interval)
+
+
+# ---- what they have threads do
+
+
+def test_many_groups_are_deleted_in_pieces_and_commits_of_others_come_in_between(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes, and the write lock of klamm.db, are not one client's for seconds."""
+    order: list[tuple[str, int]] = []
+    for name in ("delete", "commit"):
+        function = getattr(WireGroups, name)
+
+        def watched(self: WireGroups, items: Any, name: str = name, function: Any = function) -> Any:
+            order.append((name, len(items)))
+            return function(self, items)
+
+        monkeypatch.setattr(WireGroups, name, watched)
+    names = [f"group-{number}" for number in range(2 * PIECE + 1)]
+    with server.dial() as deleter, server.dial() as raw, Client(server.address) as committer:
+        assert [each.error_code for each in raw.ask(DESCRIBE_GROUPS, 6, groups=names).groups] == [69] * len(names)
+        assert committer.commit({("orders", 0): 4}, group=names[-1]) == [0]
+        order.clear()
+        waiting = server.broker.pools._write._work_queue.qsize
+        go_on = hold_writes(server)
+        deleter.send(DELETE_GROUPS, 2, groups_names=names)
+        until(lambda: waiting() == 1, "the first piece waits")
+        committer.begin_commit({("orders", 0): 5}, group="mine")
+        until(lambda: waiting() == 2, "the commit waits")
+        go_on.set()
+        results = read_response(DELETE_GROUPS, 2, deleter.receive())[1].results
+        assert committer.committed() == [0]
+    assert [each.group_id for each in results] == names
+    assert [each.error_code for each in results] == [69] * (2 * PIECE) + [0]
+    assert order == [("delete", PIECE), ("commit", 1), ("delete", PIECE), ("delete", 1)]
+
+
+@pytest.mark.parametrize("is_described", [True, False], ids=["described", "fetched"])
+def test_many_groups_are_read_in_pieces(server: Served, monkeypatch: pytest.MonkeyPatch, is_described: bool) -> None:
+    sizes: list[int] = []
+    name = "find" if is_described else "offsets"
+    function = getattr(WireGroups, name)
+
+    def watched(self: WireGroups, items: Any) -> Any:
+        sizes.append(len(items))
+        return function(self, items)
+
+    monkeypatch.setattr(WireGroups, name, watched)
+    names = [f"group-{number}" for number in range(PIECE + 2)]
+    with server.dial() as raw:
+        if is_described:
+            found = [each.group_id for each in raw.ask(DESCRIBE_GROUPS, 5, groups=names).groups]
+        else:
+            groups = [OFFSET_FETCH.request.Group(group_id=each, topics=None) for each in names]
+            found = [each.group_id for each in raw.ask(OFFSET_FETCH, 9, groups=groups).groups]
+    assert found == names and sizes == [PIECE, 2]

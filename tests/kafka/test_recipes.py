@@ -6,7 +6,7 @@
     responses of gigabytes       here (groups); test_bounds.py: test_configs_are_described_once_however_often_…
     large members                test_bounds.py: test_joins_of_megabytes_are_not_retained,
                                  test_what_all_groups_hold_is_bounded
-    long requests                test_bounds.py: test_a_fetch_that_names_one_partition_100_000_times_…;
+    long requests                test_bounds.py: test_a_fetch_that_names_one_partition_60_000_times_…;
                                  test_connection.py: test_one_who_sends_thousands_…; here (batches)
     bombs                        test_loop.py: test_decompression_and_cold_reads_do_not_delay_the_catalog;
                                  test_bounds.py: test_a_batch_is_not_decompressed_as_a_whole

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import resource
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.crash.cases import seed_of
-from tests.interop.raw import Raw
+from tests.interop.raw import ConnectionEnded, Raw
 from tests.kafka.attacks import Sizes
 from tests.kafka.authorities import Authority
 from tests.kafka.honest import follow, lost_records, write_to_disk, write_to_memory
@@ -105,15 +106,26 @@ def test_with_all_guards_on_attacks_cost_no_honest_client_its_records(tmp_path: 
     check_held(outcome, store, authority, least=2)  # of a server that has little of a busy machine
 
 
+def connect_patiently(address: str, context: ssl.SSLContext) -> Raw:
+    """Return a connection that has logged in. Under a flood of handshakes the server closes some that take too long; a
+    client tries again.
+    """
+    until = time.monotonic() + 120
+    while True:
+        with ExitStack() as stack, suppress(*(ConnectionEnded, OSError) if time.monotonic() < until else ()):
+            raw = stack.enter_context(wrapped(Raw(address, "idle", 60), context))
+            assert log_in(raw, "alice", USERS["alice"], "PLAIN").error_code == 0
+            stack.pop_all()
+            return raw
+
+
 def sit(address: str, authority: Authority, count: int, end: float) -> int:
     """Have so many connections that have logged in, and do nothing; return how many are still open in the end."""
     with ExitStack() as stack:
         context = authority.context()
         sitting = []
         for _ in range(count):
-            raw = stack.enter_context(wrapped(Raw(address, "idle", 60), context))
-            assert log_in(raw, "alice", USERS["alice"], "PLAIN").error_code == 0
-            sitting.append(raw)
+            sitting.append(stack.enter_context(connect_patiently(address, context)))
         time.sleep(max(0.0, end - time.monotonic()))
         for raw in sitting:
             raw._socket.setblocking(False)

@@ -19,12 +19,13 @@ from klamm.kafka.security import tls
 from klamm.kafka.security.tls import TlsTransport
 from klamm.kafka.security.tls_records import AT_ONCE, TlsRecords
 from klamm.kafka.wire.frames import request_frame
-from klamm.kafka.wire.messages import API_VERSIONS
+from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from klamm.kafka.wire.structs import Struct
 from tests.crash.cases import seed_of
 from tests.kafka.authorities import Authority
 from tests.kafka.connect import Served, served
 from tests.kafka.libssl import LibsslRaw
+from tests.kafka.requests import fetching
 from tests.procs import PATIENCE, until
 
 
@@ -95,12 +96,12 @@ def test_a_client_that_changes_its_keys_again_and_again_gets_neither_loop_nor_me
 
     def flushed(self: TlsTransport) -> None:
         flush(self)
-        unread.append(self._transport.get_write_buffer_size())  # type: ignore[attr-defined]
+        unread.append(self._transport.get_write_buffer_size())
 
-    def taken(self: TlsRecords, *arguments: memoryview) -> bytes | memoryview:
-        data = take(self, *arguments)
-        at_once.append(len(data))
-        return data
+    def taken(self: TlsRecords, data: bytes | memoryview = b"", most: int = AT_ONCE) -> bytes | memoryview:
+        records = take(self, data, most)
+        at_once.append(len(records))
+        return records
 
     with LibsslRaw(server.address) as raw:
         raw.ask(API_VERSIONS, 0)
@@ -119,3 +120,16 @@ def test_a_client_that_changes_its_keys_again_and_again_gets_neither_loop_nor_me
     size = len(changes) // count
     assert max(at_once) <= (AT_ONCE + 1) * size
     assert max(unread) <= 2 * AT_ONCE * size, "of what was sent, no more than one turn's answers wait"
+
+
+def test_requests_that_came_in_one_piece_with_one_that_waits_are_answered(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were received long ago, and nothing more comes."""
+    monkeypatch.setattr(tls, "TURN_S", PATIENCE)
+    waiting = b"".join(request_frame(FETCH, 12, 1, None, FETCH.request(**fetching({("orders", 0): 0}, wait_ms=50))))
+    with LibsslRaw(server.address) as raw:
+        raw.ask(API_VERSIONS, 0)
+        frames = [waiting, *(versions(number) for number in range(2, 12))]
+        raw.send_ciphertext(b"".join(map(raw.encrypt, frames)))
+        assert [int.from_bytes(raw.receive()[:4], "big") for _ in frames] == list(range(1, 12))

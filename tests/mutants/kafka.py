@@ -62,6 +62,39 @@ MUTANTS = [
         (f"{LARGE_TESTS}::test_a_request_without_records_is_read_up_to_its_limit",),
     ),
     Mutant(
+        "a request names as much as it likes",
+        "guide/serving.md: request.max.elements",
+        ((SESSION, "frame, broker.settings.request_max_elements\n", "frame\n"),),
+        (f"{LARGE_TESTS}::test_a_request_has_so_many_elements",),
+    ),
+    Mutant(
+        "groups are deleted and read all at once",
+        "kafka/large_requests.py LRQ3",
+        (
+            (
+                LARGE,
+                "range(0, len(items), PIECE):\n        yield items[start : start + PIECE]",
+                "range(1):\n        yield items[start:]",
+            ),
+        ),
+        (
+            f"{LARGE_TESTS}::test_many_groups_are_deleted_in_pieces_and_commits_of_others_come_in_between",
+            f"{LARGE_TESTS}::test_many_groups_are_read_in_pieces",
+        ),
+    ),
+    Mutant(
+        "each partition that does not exist takes a thread",
+        "test_large_requests.py",
+        (
+            (
+                "src/klamm/kafka/apis/list_offsets.py",
+                "if found is None or not 0 <= requested.partition < found.count:",
+                "if found is None:",
+            ),
+        ),
+        (f"{LARGE_TESTS}::test_partitions_that_do_not_exist_take_no_thread",),
+    ),
+    Mutant(
         "the door of a group that nobody has joined stays held",
         "kafka/group_store.py: groups without members here may have members at the other door",
         (
@@ -216,10 +249,9 @@ MUTANTS = [
         (
             (
                 GROUP_STORE,
-                "        return await run(self._offsets, list(wanted))\n",
-                "        wanted = list(wanted)\n"
-                + PENDING
-                + "        return (await run(self._offsets, wanted))._replace(pending=pending)\n",
+                "            committed, pending = await run(self._offsets, some)\n",
+                PENDING.replace("        ", "            ", 1).replace("in wanted", "in some")
+                + "            committed, _ = await run(self._offsets, some)\n",
             ),
         ),
         (f"{TRANSACTION_TESTS}::test_offsets_that_a_checked_commit_is_about_to_make_pending_are_not_stable",),

@@ -185,11 +185,11 @@ MUTANTS = [
         (
             (
                 TLS,
-                "        if self._incoming.pending or self._ssl.pending():\n",
+                "        if self._records.has_more or self._incoming.pending or self._ssl.pending():\n",
                 "        if False:\n",
             ),
         ),
-        (f"{TLS_TESTS}::test_requests_that_came_with_one_that_waits_are_answered_though_nothing_more_comes",),
+        (f"{RECORDS_TESTS}::test_requests_that_came_in_one_piece_with_one_that_waits_are_answered",),
     ),
     Mutant(
         "an ACL that allows wins over one that denies",

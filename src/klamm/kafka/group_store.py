@@ -29,13 +29,14 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.group_image import GroupImage, decoded, encoded
+from klamm.kafka.large_requests import pieces
 from klamm.store.groups import Group, checked_name
 from klamm.store.wire_groups import Offsets, WireCommit, WireGroups
 from klamm.types import TopicId
@@ -150,11 +151,16 @@ class GroupStore:
 
     async def offsets(self, wanted: Iterable[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
         """Return the committed offsets (see WireGroups.offsets), and what transactions may move."""
-        behind = self._last is not None and not self._last.done()
-        run = self._broker.write if behind else self._broker.catalog
-        return await run(self._offsets, list(wanted))
+        found = GroupOffsets([], set())
+        for some in pieces(list(wanted)):
+            behind = self._last is not None and not self._last.done()
+            run = self._broker.write if behind else self._broker.catalog
+            committed, pending = await run(self._offsets, some)
+            found.committed.extend(committed)
+            found.pending.update(pending)
+        return found
 
-    def _offsets(self, wanted: list[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
+    def _offsets(self, wanted: Sequence[tuple[str, Iterable[TopicId] | None]]) -> GroupOffsets:
         """Read offsets, in a thread; pending ones first: of a transaction that ends in between, both are read."""
         pending = self._broker.transaction_coordinator.pending_offsets({name for name, _ in wanted})
         return GroupOffsets(self.groups.offsets(wanted), pending)

@@ -141,11 +141,11 @@ class Session:
         request = admission.decode_now(header, row, frame)
         if request is None:
             self.call = call = Call(self, row, header, header.api.request(), self._channel.active, done)
-            listener.broker.tasks.spawn(self._run_decoded(call, header, self.copy(frame)))
+            self._spawn(call, self._run_decoded(call, header, self.copy(frame)))
         elif admission.needs_catalog(row, header.version, request):
             request = admission.decode(header, row, self.copy(frame))
             self.call = call = Call(self, row, header, request, self._channel.active, done)
-            listener.broker.tasks.spawn(self._run_after_refresh(call))
+            self._spawn(call, self._run_after_refresh(call))
         elif self._is_large(row, header.version, request):
             self._wait_for_turn(row, header, frame)
         else:
@@ -196,11 +196,11 @@ class Session:
             self.fail(call)
             return
         if request is None:
-            listener.broker.tasks.spawn(self._run_decoded(call, header, frame))
+            self._spawn(call, self._run_decoded(call, header, frame))
             return
         call.request = request
         if listener.admission.needs_catalog(call.row, call.version, request):
-            listener.broker.tasks.spawn(self._run_after_refresh(call))
+            self._spawn(call, self._run_after_refresh(call))
         else:
             self._run_in_turn(call)
 
@@ -235,16 +235,36 @@ class Session:
         except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
             self.fail(call)
             return
+        except asyncio.CancelledError:
+            self._cancelled(call)
+            return
         if isinstance(waits_for, Pause):
             waits_for.then = partial(self._go_on, call, work, True)
         else:
-            self._listener.broker.tasks.spawn(self._run_to_end(call, Begun(work, waits_for)))
+            self._spawn(call, self._run_to_end(call, Begun(work, waits_for)))
+
+    def _spawn(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        self._listener.broker.tasks.spawn(self._run_task(call, work))
+
+    async def _run_task(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._cancelled(call)
+            raise
+
+    def _cancelled(self, call: Call) -> None:
+        """Close the connection of a client that is still there, and would wait forever."""
+        if not self.is_closed:
+            self.fail(call)
 
     async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
         """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
         admission, broker = self._listener.admission, self._listener.broker
         try:
-            call.request = await broker.pools.decode(admission.decode, header, call.row, frame)
+            call.request = await broker.pools.decode(
+                admission.decode, header, call.row, frame, broker.settings.request_max_elements
+            )
             if admission.needs_catalog(call.row, call.version, call.request):
                 await broker.topics.refresh()
         except MalformedMessage as error:

@@ -37,6 +37,7 @@ from klamm.kafka.group_values import (
     SyncRequest,
     SyncResponse,
 )
+from klamm.kafka.large_requests import pieces
 from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import (
     CONSUMER_GROUP_HEARTBEAT,
@@ -258,11 +259,11 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
     others = [name for name, description in described.items() if description is None and is_group_id(name)]
     error = ErrorCode.NONE
     stored: dict[str, Embedded] = {}
-    if others:
-        try:
-            stored = await broker.catalog(broker.group_store.groups.find, others)
-        except KlammError as failure:
-            error = code_of(failure)
+    try:
+        for names in pieces(others):
+            stored |= await broker.catalog(broker.group_store.groups.find, names)
+    except KlammError as failure:
+        error = code_of(failure)
     groups = []
     for name in call.request.groups:
         if (refusal := denied[name]) is not None:
@@ -362,31 +363,35 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
 
 async def delete_groups(broker: Broker, call: Call) -> Struct:
     """Delete groups, at the coordinator first: no client can join or commit until the store has done it or failed."""
-    coordinator, names = broker.group_coordinator, call.request.groups_names
-    errors: list[ErrorCode] = []
-    doomed: dict[int, str] = {}
-    for place, name in enumerate(names):
-        denied = call.denied(Operation.DELETE, ResourceType.GROUP, name)
-        if denied is not None:
-            error = denied.code
-        else:
-            error = coordinator.delete(name) if is_group_id(name) else ErrorCode.INVALID_GROUP_ID
-        errors.append(error)
-        if not error:
-            doomed[place] = name
-    if doomed:
-        deleted = broker.group_store.write(broker.group_store.groups.delete, list(doomed.values()))
-        deleted.add_done_callback(partial(_forget_deleted, broker, list(doomed.values())))
-        try:
-            outcomes: list[KlammError | None] = await asyncio.shield(deleted)
-        except KlammError as failure:
-            outcomes = [failure] * len(doomed)
-        for place, outcome in zip(doomed, outcomes, strict=True):
-            errors[place] = ErrorCode.NONE if outcome is None else code_of(outcome)
-    response = DELETE_GROUPS.response
-    return response(
-        results=[response.Group(group_id=name, error_code=error) for name, error in zip(names, errors, strict=True)]
-    )
+    coordinator, response = broker.group_coordinator, DELETE_GROUPS.response
+    results: list[Struct] = []
+    for names in pieces(call.request.groups_names):
+        doomed: list[Struct] = []
+        for name in names:
+            denied = call.denied(Operation.DELETE, ResourceType.GROUP, name)
+            if denied is not None:
+                error = denied.code
+            else:
+                error = coordinator.delete(name) if is_group_id(name) else ErrorCode.INVALID_GROUP_ID
+            results.append(response.Group(group_id=name, error_code=error))
+            if not error:
+                doomed.append(results[-1])
+        if doomed:
+            await _delete(broker, doomed)
+    return response(results=results)
+
+
+async def _delete(broker: Broker, results: list[Struct]) -> None:
+    """Delete the groups of these results, which tell what became of each."""
+    names = [result.group_id for result in results]
+    deleted = broker.group_store.write(broker.group_store.groups.delete, names)
+    deleted.add_done_callback(partial(_forget_deleted, broker, names))
+    try:
+        outcomes: list[KlammError | None] = await asyncio.shield(deleted)
+    except KlammError as failure:
+        outcomes = [failure] * len(names)
+    for result, outcome in zip(results, outcomes, strict=True):
+        result.error_code = ErrorCode.NONE if outcome is None else code_of(outcome)
 
 
 def _forget_deleted(broker: Broker, names: list[str], _: object) -> None:

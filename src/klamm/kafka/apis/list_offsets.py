@@ -175,7 +175,7 @@ async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
                 partition_response.error_code = denied.code
                 continue
             found = broker.topics.find(topic.topic)
-            if found is None:
+            if found is None or not 0 <= requested.partition < found.count:
                 partition_response.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             try:

@@ -16,7 +16,7 @@ _HEADER = 5
 
 
 class TlsRecords:
-    """What was received of one connection, and OpenSSL does not have."""
+    """Ciphertext of one connection that was received, and that OpenSSL does not have."""
 
     __slots__ = ("_missing", "_rest")
 

@@ -32,6 +32,7 @@ MAX_ELEMENTS = 1 << 18
 """Elements of all arrays of a message, and tagged fields that we do not know."""
 MAX_STRING = 0x7FFF
 """Bytes of a string, also where its length could say more."""
+_TOO_MANY = ", too many elements in all (request.max.elements)"
 
 if TYPE_CHECKING:
     Decoder = Callable[[Buffer, int, int], Any]
@@ -59,7 +60,7 @@ def skip_tags(data: bytes | memoryview, position: int, elements: int = 0) -> tup
     count, position = varint(data, position)
     elements += count
     if elements > MAX_ELEMENTS:
-        raise _bad(position, f"{count} tagged fields")
+        raise _bad(position, f"{count} tagged fields{_TOO_MANY}")
     for _ in range(count):
         _, position = varint(data, position)
         size, position = varint(data, position)
@@ -177,7 +178,8 @@ class _Reader:
         put.indent(f"if {n} >= 0:")
         put(f"k += {n}")
         size = self.least_size(field)
-        put(f"if k > {MAX_ELEMENTS} or {n} * {size} > e - p: raise bad(p, f'{{{n}}} {field.name}')")
+        put(f"if k > {MAX_ELEMENTS}: raise bad(p, f'{{{n}}} {field.name}{_TOO_MANY}')")
+        put(f"if {n} * {size} > e - p: raise bad(p, f'{{{n}}} {field.name}')")
         if field.type in SIZES:
             assert field.type != "uuid", "no message has an array of them"
             few = put.few(CODES[field.type], "unpack_from")
@@ -223,7 +225,7 @@ class _Reader:
         put.indent(f"if {n}:")
         put(f"if {n} > 127: {n}, p = varint(b, p - 1)")
         put(f"k += {n}")
-        put(f"if k > {MAX_ELEMENTS}: raise bad(p, f'{{{n}}} tagged fields')")
+        put(f"if k > {MAX_ELEMENTS}: raise bad(p, f'{{{n}}} tagged fields{_TOO_MANY}')")
         put.indent(f"for _ in range({n}):")
         put(f"{tag}, p = varint(b, p); {size}, p = varint(b, p); {end} = p + {size}")
         put(f"if {end} > e: raise bad(p, f'tagged field of {{{size}}} bytes')")
