@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import klamm
 from klamm.batch import Delivery
-from klamm.errors import NotOwner
+from klamm.errors import NotOwner, Unreachable
 from tests.procs import PATIENCE
 
 __all__ = ["ClusterLoad", "check_log", "check_seen", "numbers_of"]
@@ -81,15 +81,18 @@ class ClusterLoad:
     def _consume(self) -> None:
         with klamm.open(self._address) as store, store.consumer(self._topic, group=self._group) as consumer:
             while not self._done.is_set():
-                batch = consumer.poll(timeout=0.1)
+                try:
+                    batch = consumer.poll(timeout=0.1)
+                except Unreachable:  # too few brokers, for long: it goes on when it is polled again
+                    continue
                 if not batch:
                     continue
                 with self._mutex:
                     self.seen += [(record.key, int(record.value)) for record in batch]
                 try:
                     consumer.commit(batch)
-                except NotOwner:
-                    pass  # its new owner reads them again
+                except (NotOwner, Unreachable):
+                    pass  # its owner reads them again
 
     # ---- looking
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka.admin
 import pytest
 
 import klamm
@@ -138,7 +139,8 @@ def test_programs_switch_over_with_each_record_once(
     with klamm.open(f"kafka://{address}") as store:  # three brokers have come
         made = eval(create.replace('"orders", 12', f"{name!r}, {PARTITIONS}"), {"store": store})
         assert made.info().settings["min.insync.replicas"] == "2"
-        replicas = store._cluster().admin._client.list_topics(name).topics[name].partitions.values()
+        admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+        replicas = admin.list_topics(name, timeout=PATIENCE).topics[name].partitions.values()
         assert [len(each.replicas) for each in replicas] == [NODES] * PARTITIONS
 
         copy = commands(follow, events, address)

@@ -354,7 +354,13 @@ MUTANTS = [
     Mutant(
         "a redrive counts on notes that an open transaction hides",
         "client/work/dead_letters.py: each letter goes back once",
-        (("src/klamm/client/work/dead_letters.py", "        await_stable(self._core, partitions)", "        pass"),),
+        (
+            (
+                "src/klamm/client/work/dead_letters.py",
+                "        await_stable(self._core, self._core.topic(self.topic).partitions())",
+                "        pass",
+            ),
+        ),
         ("tests/client/test_dead_letters.py",),
     ),
     Mutant(

@@ -62,7 +62,7 @@ MUTANTS = [
         (
             (
                 KAFKA_TARGET,
-                "in self._copied.pack(partition, state.start, state.end, runs_of(state.pairs)):",
+                "in self._copied.pack(partition, state.start, state.end, runs[partition]):",
                 "in list[tuple[bytes, bytes]]():",
             ),
         ),

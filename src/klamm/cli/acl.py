@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from klamm.cli.output import OutputOption, confirm, count_of
-from klamm.cli.stores import CreateOption, StoreOption, core_of, opened
+from klamm.cli.stores import CreateOption, StoreOption, check_directory, core_of, opened
 from klamm.errors import InvalidSetting
 from klamm.store.names import nearest
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from klamm.store.acl import Acl, Operation, ResourceType
 
 __all__ = ["app"]
+
+_HINT = "kafka-acls.sh and kafka-configs.sh change those of a cluster; of klamm serve, name its directory"
 
 app = typer.Typer(
     name="acl", help="Rights of users of the Kafka server: add, list, remove, explain.", no_args_is_help=True
@@ -85,6 +87,7 @@ def add(
         )
         for each in _operations(operation, resource_type)
     ]
+    check_directory(store, "acl", _HINT)
     with opened(store, create=create) as events:
         count = Acls(core_of(events).catalog).add(acls)
     what = f"added {count_of(count, 'rule')}" if count else "nothing to add: there is such a rule"
@@ -112,6 +115,7 @@ def list_acls(
         pattern_type=PatternType.MATCH,
         principal=None if user is None else _principal(user),
     )
+    check_directory(store, "acl", _HINT)
     with opened(store, looks=True) as events:
         rows = [_row(acl) for acl in Acls(core_of(events).catalog).find(chosen)]
     out.print_rows(rows, empty="no rules: klamm acl add makes one")
@@ -140,6 +144,7 @@ def remove(
     filters = [
         AclFilter(resource_type, name, principal=_principal(user), operation=each) for each in dict.fromkeys(operations)
     ]
+    check_directory(store, "acl", _HINT)
     with opened(store) as events:
         acls = Acls(core_of(events).catalog)
         doomed = [acl for each in filters for acl in acls.find(each)]
@@ -182,6 +187,7 @@ def explain(
     (asked,) = _operations(operation, resource_type, single=True)
     served = settings_from(config, settings or [])
     principal = _principal(user)
+    check_directory(store, "acl", _HINT)
     with opened(store, looks=True) as events:
         index = AclIndex(
             Acls(core_of(events).catalog).all(),

@@ -57,8 +57,11 @@ class Load:
         return self.target.startswith("kafka://")
 
     @property
-    def address(self) -> str:
-        return self.target.removeprefix("kafka://").rstrip("/")
+    def client(self) -> dict[str, Any]:
+        """Options of a client of librdkafka, from the address."""
+        from klamm.cluster.address import client_config
+
+        return {**client_config(self.target), **_QUIET}
 
 
 def bench(
@@ -136,7 +139,9 @@ _QUIET = {"log_level": 0}  # what librdkafka has to say about a broker that is n
 
 
 def _admin(load: Load) -> Any:
-    return _confluent().admin.AdminClient({"bootstrap.servers": load.address, **_QUIET})
+    from klamm.cluster.address import client_options
+
+    return _confluent().admin.AdminClient(client_options(load.client))
 
 
 def _confluent() -> Any:
@@ -153,7 +158,7 @@ def _prepare(load: Load, partitions: int, *, new: bool) -> None:
         if new:
             kafka = _confluent()
             admin = _admin(load)
-            made = admin.create_topics([kafka.admin.NewTopic(load.topic, partitions, 1)], request_timeout=10)
+            made = admin.create_topics([kafka.admin.NewTopic(load.topic, partitions, -1)], request_timeout=10)
             try:
                 made[load.topic].result(15)
             except (kafka.KafkaException, TimeoutError) as error:
@@ -238,11 +243,12 @@ def _produce(load: Load, mine: Counters, go: Any) -> None:
 
 def _putter(load: Load) -> tuple[Callable[[bytes], object], Callable[[], object]]:
     if load.is_kafka:
+        from klamm.cluster.address import producer_options
+
         failed: list[str] = []
         producer = _confluent().Producer(
             {
-                "bootstrap.servers": load.address,
-                **_QUIET,
+                **producer_options(load.client),
                 "acks": load.acks,
                 "compression.type": load.compression or "none",
                 "linger.ms": 5,
@@ -305,11 +311,12 @@ def _consume(load: Load, mine: Counters, go: Any, sent: Any, over: Any) -> None:
 def _poller(load: Load) -> tuple[Callable[[], Sequence[bytes | None]], Callable[[], object], int]:
     """Return functions to get values and to end, and how many values there are to be read from the start."""
     if load.is_kafka:
+        from klamm.cluster.address import consumer_options
+
         kafka = _confluent()
         consumer = kafka.Consumer(
             {
-                "bootstrap.servers": load.address,
-                **_QUIET,
+                **consumer_options(load.client),
                 "group.id": load.topic,
                 "enable.auto.commit": False,
             }

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.stores import PathArgument, found_path, opened
+from klamm.cli.stores import PathArgument, check_directory, found_path, opened
 from klamm.errors import InvalidSetting
 
 __all__ = ["console"]
@@ -63,6 +63,9 @@ def console(
     from klamm.console.passwords import has_users
     from klamm.console.server import run_console
 
+    check_directory(
+        path, "console", "klamm copy SOURCE DIRECTORY --follow keeps one up to date, and the console shows it"
+    )
     token = _token(token_file)
     shown = found_path(path)
     with opened(path, read_only=not (allow_changes or record)) as events:

@@ -14,7 +14,7 @@ from klamm.api.summary import RATES, processes_of, rates_of, removals_of
 from klamm.cli.group import group_row
 from klamm.cli.maintenance import one_of
 from klamm.cli.output import Output, OutputOption, identifier, moment, since, size, styled
-from klamm.cli.stores import PathArgument, StoreOption, opened
+from klamm.cli.stores import PathArgument, StoreOption, check_directory, opened
 from klamm.cli.topic import topic_row
 from klamm.cli.tx import transaction_row
 from klamm.errors import CorruptBatch
@@ -32,6 +32,9 @@ def info(path: PathArgument = None, store: StoreOption = None, *, out: OutputOpt
     """Show a store at a glance. Topics, groups, transactions, processes, recovery; takes no lock, changes nothing."""
     from klamm.store.upgrade import formats_of
 
+    check_directory(
+        one_of(path, store), "info", "klamm topic list and klamm group list show those of a server or cluster"
+    )
     with opened(one_of(path, store), read_only=True) as events:
         topics = [_topic(events, name) for name in events.topics]
         formats = formats_of(events.path)

@@ -11,7 +11,7 @@ import typer
 from klamm.cli.codes import DAMAGED
 from klamm.cli.output import OutputOption, confirm, count_of, moment, progress, size, size_of, write
 from klamm.cli.records import RecordOutputOption
-from klamm.cli.stores import PathArgument, StoreOption, found_path, opened, some_topics
+from klamm.cli.stores import PathArgument, StoreOption, check_directory, found_path, opened, some_topics
 from klamm.errors import InvalidSetting
 
 __all__ = ["backup", "check", "compact", "one_of", "salvage"]
@@ -92,6 +92,7 @@ def salvage(
     """Print records that were cut off a log. By recovery or repair; `klamm import` reads it."""
     from klamm.store.salvage import records_in
 
+    check_directory(store, "salvage", "on the host of klamm serve, name its directory")
     with opened(store, looks=True) as events:
         found = [cut for each in ([topic] if topic else events) for cut in events[each].cuts()]
         if files:

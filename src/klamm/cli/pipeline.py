@@ -30,7 +30,7 @@ from klamm.cli.output import (
     size_of,
 )
 from klamm.cli.output import since as since_then
-from klamm.cli.stores import StoreOption, found_path, opened, path_of
+from klamm.cli.stores import StoreOption, check_directory, found_path, opened, path_of
 from klamm.errors import InvalidSetting
 from klamm.where import Where
 
@@ -128,10 +128,20 @@ def _captured_stderr() -> Iterator[None]:
 
 def _look(store: str | None, *topics: str) -> str:
     """Return the path of the store. Raise, before Spark is started, if the store or a topic does not exist."""
+    _check_directory(store)
     with opened(store) as events:
         for topic in topics:
             events.topics.describe(topic)
     return path_of(store)
+
+
+def _check_directory(store: str | None) -> None:
+    check_directory(store, "pipeline", "Spark's own Kafka connector reads a server or cluster")
+
+
+def _found_path(store: str | None) -> str:
+    _check_directory(store)
+    return found_path(store)
 
 
 def _engine(engine: str, needs_spark: str | None, size: int) -> bool:
@@ -252,6 +262,7 @@ def restore(
     out: OutputOption,
 ) -> None:
     """Restore an archive into a topic: keys, values, headers, timestamps and offsets as they were."""
+    _check_directory(store)
     from klamm.spark.pipelines import restore as run
 
     _run(
@@ -502,7 +513,7 @@ def list_pipelines(store: StoreOption = None, *, out: OutputOption) -> None:
     """List all pipelines of a store: progress, lag, age and last error."""
     from klamm.spark.pipelines import list_pipelines as found
 
-    out.print_rows([_row(each) for each in found(found_path(store))], empty="no pipelines yet: klamm pipeline --help")
+    out.print_rows([_row(each) for each in found(_found_path(store))], empty="no pipelines yet: klamm pipeline --help")
 
 
 def _row(found: PipelineInfo) -> dict[str, Any]:
@@ -524,7 +535,7 @@ def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     """Show a pipeline: its options, its last run, and where it is in each partition."""
     from klamm.spark.pipelines import show_pipeline
 
-    found = show_pipeline(found_path(store), name)
+    found = show_pipeline(_found_path(store), name)
     about = {
         **_row(found),
         "started": since_then(found.started_ms),
@@ -554,7 +565,7 @@ def reset(
     """Remove a pipeline's progress and output: the next run begins at the beginning."""
     from klamm.spark.pipelines import reset_pipeline
 
-    _change(out, "reset", partial(reset_pipeline, found_path(store), name, keep_output=keep_output), dry_run, yes)
+    _change(out, "reset", partial(reset_pipeline, _found_path(store), name, keep_output=keep_output), dry_run, yes)
 
 
 @app.command()
@@ -564,7 +575,7 @@ def retire(
     """Remove a pipeline's progress for good; what it wrote stays."""
     from klamm.spark.pipelines import retire_pipeline
 
-    _change(out, "retired", partial(retire_pipeline, found_path(store), name), dry_run, yes)
+    _change(out, "retired", partial(retire_pipeline, _found_path(store), name), dry_run, yes)
 
 
 def _change(out: Output, verb: str, change: Callable[..., PipelineChange], dry_run: bool, yes: bool) -> None:

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from klamm.cli.output import OutputOption
-from klamm.cli.stores import CreateOption, StoreOption, core_of, opened
+from klamm.cli.stores import CreateOption, StoreOption, check_directory, core_of, opened
 from klamm.errors import InvalidSetting
 
 __all__ = ["app"]
+
+_HINT = "kafka-acls.sh and kafka-configs.sh change those of a cluster; of klamm serve, name its directory"
 
 app = typer.Typer(name="quota", help="Quotas of clients of the Kafka server: set, list, remove.", no_args_is_help=True)
 
@@ -59,6 +61,7 @@ def set_quotas(
             separator = ""
         if not separator:
             raise InvalidSetting(f"{each!r} is invalid", hint="expected NAME=VALUE, such as producer_byte_rate=1000000")
+    check_directory(store, "quota", _HINT)
     with opened(store, create=create) as events:
         Quotas(core_of(events).catalog).alter([(entity, values)])
     out.report(f"set {len(values)} quotas", {**dict(entity), **values})
@@ -69,6 +72,7 @@ def list_quotas(store: StoreOption = None, *, out: OutputOption) -> None:
     """List all quotas. A name that is `<default>` stands for all that have no quota of their own."""
     from klamm.store.quotas import Quotas
 
+    check_directory(store, "quota", _HINT)
     with opened(store, looks=True) as events:
         rows = [
             {**{kind: "<default>" if part is None else part for kind, part in entity}, "quota": name, "value": value}
@@ -99,6 +103,7 @@ def remove(
     from klamm.store.quotas import Quotas
 
     entity = _entity(user, default_user, client_id, default_client_id, ip, default_ip)
+    check_directory(store, "quota", _HINT)
     with opened(store) as events:
         quotas = Quotas(core_of(events).catalog)
         existing = quotas.all().get(entity, {})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 import typer
 
 from klamm.cli.pairs import split_pair
-from klamm.cli.stores import is_store, path_of
+from klamm.cli.stores import check_directory, is_store, path_of
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.store.names import nearest
@@ -123,6 +123,7 @@ def settings_from(config: Path | None, sets: list[str]) -> ServerSettings:
 
 def _where(given: str | None) -> Path:
     """Return the path of the store. Raise if a store that is to be created is not named."""
+    check_directory(given, "serve", "name the directory to serve; an address is served already")
     path = Path(path_of(given))
     if path == Path() and not is_store(path):
         raise InvalidSetting("serve: missing PATH", hint="the directory of a store; created if absent")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klamm.api.store import looks_like_address
-from klamm.errors import KlammError, NotAStore, ReadOnly
+from klamm.errors import KlammError, NotAStore, ReadOnly, Unsupported
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -24,6 +24,7 @@ __all__ = [
     "PathArgument",
     "StoreOption",
     "TopicArgument",
+    "check_directory",
     "core_of",
     "found_path",
     "is_store",
@@ -32,6 +33,9 @@ __all__ = [
     "some_groups",
     "some_topics",
 ]
+
+
+_COPY = "klamm copy brings topics of a server or cluster into a directory"
 
 
 def some_topics(context: typer.Context, incomplete: str) -> list[str]:
@@ -80,6 +84,13 @@ PartitionOption = Annotated[
 def path_of(given: str | None) -> str:
     """Return the path of the store, as it was given."""
     return given or os.environ.get("KLAMM_STORE") or "."
+
+
+def check_directory(given: str | None, command: str, hint: str = _COPY) -> None:
+    """Raise Unsupported if the store is a server or a cluster, and the command is for a directory."""
+    path = path_of(given)
+    if path.startswith("kafka://"):
+        raise Unsupported(f"{command}: {path.partition('?')[0]}: this command is for a store in a directory", hint=hint)
 
 
 def is_store(path: str | Path) -> bool:

@@ -90,7 +90,7 @@ def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) 
         about = {
             "topic": found.name,
             "id": found.id,
-            "created": moment(found.created_ms),
+            "created": moment(found.created_ms) if found.created_ms else None,  # a cluster does not tell
             "settings": dict(found.settings),
             "keeps": _retention(Settings.of(found.settings)),
             "cut_off": _cut_off(events[topic].cuts()),

@@ -8,7 +8,7 @@ import typer
 
 from klamm.cli.maintenance import one_of
 from klamm.cli.output import OutputOption, progress
-from klamm.cli.stores import PathArgument, StoreOption, found_path, opened
+from klamm.cli.stores import PathArgument, StoreOption, check_directory, found_path, opened
 
 __all__ = ["upgrade"]
 
@@ -25,6 +25,7 @@ def upgrade(
     """Upgrade a store to the format of this version. Every process has to close it first; older ones refuse it then."""
     from klamm.store.upgrade import TODAY, formats_of
 
+    check_directory(one_of(path, store), "upgrade", "a server upgrades its own store when it starts")
     where = found_path(one_of(path, store))
     before = formats_of(where)
     if not check:

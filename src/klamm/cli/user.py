@@ -13,10 +13,12 @@ from typing import Annotated
 import typer
 
 from klamm.cli.output import OutputOption, confirm, moment
-from klamm.cli.stores import CreateOption, StoreOption, core_of, opened
+from klamm.cli.stores import CreateOption, StoreOption, check_directory, core_of, opened
 from klamm.errors import InvalidSetting
 
 __all__ = ["app"]
+
+_HINT = "kafka-acls.sh and kafka-configs.sh change those of a cluster; of klamm serve, name its directory"
 
 app = typer.Typer(name="user", help="Users of the Kafka server: add, list, passwd, remove.", no_args_is_help=True)
 
@@ -58,6 +60,7 @@ def add(
                 f"--mechanism: there is no mechanism {name!r}", hint=f"expected {' or '.join(MECHANISMS)}"
             )
     validate_user(user)
+    check_directory(store, "user", _HINT)
     with opened(store, create=create) as events:
         Users(core_of(events).catalog).add(user, _password(password_file), mechanism or MECHANISMS)
     out.report(f"made user {user}", {"user": user})
@@ -68,6 +71,7 @@ def list_users(store: StoreOption = None, *, out: OutputOption) -> None:
     """List all users, and how they may log in. Nothing of their passwords is shown."""
     from klamm.store.users import Users
 
+    check_directory(store, "user", _HINT)
     with opened(store, looks=True) as events:
         rows = [
             {
@@ -85,6 +89,7 @@ def passwd(user: Name, store: StoreOption = None, password_file: PasswordFile = 
     """Change a password. Connections that are logged in stay."""
     from klamm.store.users import Users
 
+    check_directory(store, "user", _HINT)
     with opened(store) as events:
         Users(core_of(events).catalog).set_password(user, _password(password_file))
     out.report(f"changed the password of {user}", {"user": user})
@@ -95,6 +100,7 @@ def remove(user: Name, store: StoreOption = None, yes: Yes = False, *, out: Outp
     """Remove a user. Connections that are logged in stay until they have to log in again."""
     from klamm.store.users import Users
 
+    check_directory(store, "user", _HINT)
     with opened(store) as events:
         users = Users(core_of(events).catalog)
         confirm(f"remove user {user}", yes=yes)

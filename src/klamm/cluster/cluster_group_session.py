@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from klamm.client.groups.group_session import GroupSession
+from klamm.client.groups.group_session import GroupSession, _call
 from klamm.cluster.group_member import ClusterMember
 from klamm.types import TopicPartition
 
@@ -46,3 +46,15 @@ class ClusterGroupSession(GroupSession):
         self._lose(session, member.take_lost())
         member.look_at(revoked, lost)
         self._take(session, member)
+
+    def _take(self, session: Session, member: Any) -> list[TopicPartition]:
+        taken: list[TopicPartition] = member.take()
+        if taken:
+            try:
+                self._adopt(session, taken)
+            except BaseException:  # the group has assigned them all the same
+                member.put_back(taken)
+                self._drop(session, taken)
+                raise
+            _call(self.on_assigned, taken)
+        return taken

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["ClusterMember"]
 
 _LOOK_S = 0.05  # between two looks while there are batches
-_COMMIT_S = 30.0  # how long a commit is tried while a coordinator moves
+_COMMIT_S = 60.0  # how long a coordinator is asked while another takes over
+_ASK_S = 5.0  # of one question
 _RETRY_S = 0.05
 _SESSION_MS = 45_000  # librdkafka's default
 _RETRIED = (*TRANSIENT, "REBALANCE_IN_PROGRESS", "_TRANSPORT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_ALL_BROKERS_DOWN")
@@ -256,6 +257,11 @@ class ClusterMember:
             taken.append(each)
         return taken
 
+    def put_back(self, tps: Iterable[TopicPartition]) -> None:
+        """Take back what was taken and cannot be read yet: the next `take` returns what is still assigned of it."""
+        self.give_back(tps)
+        self._assigned += tps
+
     def give_back(self, tps: Iterable[TopicPartition]) -> None:
         """Own them no more."""
         with self.mutex:
@@ -270,6 +276,28 @@ class ClusterMember:
     def group_metadata(self) -> Any:
         """Return what a transaction needs, to commit offsets of the group as this member."""
         return self._consumer.consumer_group_metadata()
+
+    def committed(self) -> dict[TopicPartition, Any]:
+        """Return what the group has committed, as librdkafka's TopicPartitions; what open transactions have moved is
+        waited for. While the coordinator moves, it is asked again.
+
+        By the consumer: librdkafka's admin client ends the process when the coordinator that it asks is killed.
+        """
+        wanted = [self._kafka.TopicPartition(*each) for each in self.partitions()]
+        deadline = time.monotonic() + _COMMIT_S
+        while wanted:
+            try:
+                stored = self._consumer.committed(wanted, timeout=_ASK_S)
+                failed = [each.error for each in stored if each.error is not None]
+                if not failed:
+                    return {TopicPartition(each.topic, each.partition): each for each in stored if each.offset >= 0}
+                error = failed[0]
+            except self._kafka.KafkaException as raised:
+                error = raised.args[0]
+            if error.name() not in (*_RETRIED, "UNSTABLE_OFFSET_COMMIT") or time.monotonic() > deadline:
+                raise error_of(f"{self._core.path}: group {self.group!r}", error)
+            time.sleep(_RETRY_S)
+        return {}
 
     def commit(self, offsets: dict[TopicPartition, OffsetRow]) -> None:
         """Commit offsets, all or none that are this member's to commit. NotOwner if the group has gone on without it.

@@ -29,8 +29,8 @@ class Committer(Protocol):
 
     group: str
 
-    def partitions(self) -> list[TopicPartition]:
-        """Return all that the group may have offsets in."""
+    def committed(self) -> dict[TopicPartition, Any]:
+        """Return what the group has committed, as librdkafka's TopicPartitions."""
         ...
 
     def commit(self, offsets: dict[TopicPartition, OffsetRow]) -> None: ...
@@ -90,8 +90,11 @@ class ClusterGroups:
         """Return the committed offsets of a group; those of topics that are gone are left out."""
         name, member = self._names.get(number), self._members.get(number)
         found: dict[PartitionKey, OffsetRow] = {}
-        named = None if member is None else member.partitions()
-        for tp, each in ({} if name is None else self._core.admin.committed(name, named)).items():
+        if member is not None:
+            committed = member.committed()
+        else:
+            committed = {} if name is None else self._core.admin.committed(name)
+        for tp, each in committed.items():
             try:
                 topic_id = self._core.topic(tp.topic).topic.id
             except UnknownTopic:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
 from klamm.cluster.kafka_errors import TRANSIENT, name_of, translated
 from klamm.cluster.own_changes import SPREAD_S
-from klamm.errors import GroupBusy, UnknownTopic, Unreachable
+from klamm.errors import GroupBusy, UnknownGroup, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
 from klamm.types import TopicPartition
@@ -23,6 +23,8 @@ _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
 _RETRY_S = 0.05
 _ASK_S = 5.0  # of one question for all topics
+_COORDINATOR_S = 60.0  # so long another coordinator may take to take over
+_MOVING = (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT", "_TRANSPORT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_ALL_BROKERS_DOWN")
 _ELECTING = (
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
@@ -160,7 +162,12 @@ class KafkaAdmin:
         found: dict[TopicPartition, list[Any]] = {each: [] for each in wanted}
         for responses in asked:
             for partition, response in responses.items():
-                found[TopicPartition(partition.topic, partition.partition)].append(response.result(timeout_s))
+                end = response.result(timeout_s)
+                if end.offset < 0:  # a leader that has just been elected does not know it yet
+                    raise self._kafka.KafkaException(
+                        self._kafka.KafkaError(self._kafka.KafkaError.OFFSET_NOT_AVAILABLE)
+                    )
+                found[TopicPartition(partition.topic, partition.partition)].append(end)
         return {
             partition: Ends(
                 start.offset,
@@ -296,40 +303,52 @@ class KafkaAdmin:
         """
         named = None if partitions is None else [self._kafka.TopicPartition(*each) for each in partitions]
         asked = self._kafka.ConsumerGroupTopicPartitions(group, named)
-        deadline = time.monotonic() + _TIMEOUT_S
+
+        def ask(left_s: float) -> list[Any]:
+            future = self._client.list_consumer_group_offsets([asked], require_stable=True, request_timeout=left_s)
+            stored = future[group].result(left_s + _ASK_S).topic_partitions or []
+            for each in stored:
+                if each.error is not None:
+                    raise self._kafka.KafkaException(each.error)
+            return stored
+
+        try:
+            stored = self._coordinated(group, ask)
+        except UnknownGroup:
+            return {}
+        return {TopicPartition(each.topic, each.partition): each for each in stored if each.offset >= 0}
+
+    def _coordinated(self, group: str, ask: Callable[[float], T]) -> T:
+        """Ask the coordinator of a group something, and again while another takes over. One question may wait for a
+        server that was killed, so it gets a part of the time.
+        """
+        deadline = time.monotonic() + _COORDINATOR_S
         while True:
             try:
-                future = self._client.list_consumer_group_offsets(
-                    [asked], require_stable=True, request_timeout=_TIMEOUT_S
-                )[group]
-                stored = future.result(_TIMEOUT_S).topic_partitions
+                return ask(max(0.1, min(_ASK_S, deadline - time.monotonic())))
             except self._kafka.KafkaException as error:
-                if name_of(error) == "GROUP_ID_NOT_FOUND":
-                    return {}
-                if name_of(error) not in (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT") or time.monotonic() > deadline:
-                    with translated(self.name):
+                if name_of(error) not in _MOVING or time.monotonic() > deadline:
+                    with translated(f"{self.name}: group {group!r}"):
                         raise
-            else:
-                unstable = [each for each in stored or () if each.error is not None]
-                if not unstable:
-                    return {
-                        TopicPartition(each.topic, each.partition): each for each in stored or () if each.offset >= 0
-                    }
+            except TimeoutError:
                 if time.monotonic() > deadline:
-                    with translated(self.name):
-                        raise self._kafka.KafkaException(unstable[0].error)
+                    raise Unreachable(
+                        f"{self.name}: group {group!r}: no response within {_COORDINATOR_S:g} s",
+                        hint="check that enough servers run; what was asked can be asked again",
+                    ) from None
             time.sleep(_RETRY_S)
 
     def members(self, group: str) -> tuple[str, list[GroupMemberInfo]]:
         """Return the state of a group ("EMPTY", "STABLE", "DEAD", …), and its members."""
-        with translated(f"{self.name}: group {group!r}"):
-            try:
-                asked = self._client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
-                found = asked[group].result(_TIMEOUT_S)
-            except self._kafka.KafkaException as error:
-                if name_of(error) != "GROUP_ID_NOT_FOUND":
-                    raise
-                return "DEAD", []
+
+        def ask(left_s: float) -> Any:
+            asked = self._client.describe_consumer_groups([group], request_timeout=left_s)
+            return asked[group].result(left_s + _ASK_S)
+
+        try:
+            found = self._coordinated(group, ask)
+        except UnknownGroup:
+            return "DEAD", []
         members = [
             GroupMemberInfo(
                 each.member_id,

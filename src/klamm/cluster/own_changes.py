@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 class _Change:
-    """What the next response about a topic has to show."""
+    """A change of a topic, which the next response about it has to show."""
 
     def __init__(self, until: float) -> None:
         self.until = until

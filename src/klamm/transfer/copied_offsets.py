@@ -35,11 +35,16 @@ class Run(NamedTuple):
 def runs_of(pairs: Iterable[tuple[int, int]]) -> list[Run]:
     """Return pairs of source and target offset, in their order, as runs."""
     runs: list[Run] = []
+    first_source = first_target = length = 0
     for source, target in pairs:
-        if runs and (last := runs[-1]).source + last.length == source and last.target + last.length == target:
-            runs[-1] = last._replace(length=last.length + 1)
-        else:
-            runs.append(Run(source, target, 1))
+        if length and source - first_source == length == target - first_target:
+            length += 1
+            continue
+        if length:
+            runs.append(Run(first_source, first_target, length))
+        first_source, first_target, length = source, target, 1
+    if length:
+        runs.append(Run(first_source, first_target, length))
     return runs
 
 

@@ -7,8 +7,7 @@ its last transaction ended. Two copies from one source have one transactional id
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.kafka_errors import translated
 from klamm.errors import Fenced, InvalidSetting, LogError
 from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
-from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, runs_of
+from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, Run, runs_of
 from klamm.transfer.rewind import RewindNeeded
 from klamm.types import TopicPartition
 
@@ -34,15 +33,24 @@ _NOT_COPIED = ("message.timestamp.type", "segment.records", "tombstone.retention
 
 
 class _Partition:
-    """The part of one transaction that is in one partition."""
+    """The part of one transaction that is in one partition. Deliveries come in the order of what was sent."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, on_error: Callable[[Any], object]) -> None:
         self.start = self.end = start
-        self.sent: deque[int] = deque()  # offsets of the source, not delivered yet
-        self.pairs: list[tuple[int, int]] = []
+        self.sent: list[int] = []  # offsets of the source
+        self._delivered: list[int] = []  # offsets of the target
+        self._on_error = on_error
 
-    def delivered(self, target_offset: int) -> None:
-        self.pairs.append((self.sent.popleft(), target_offset))
+    def delivered(self, error: Any, message: Any) -> None:
+        """Take in what became of a record."""
+        if error is None:
+            self._delivered.append(message.offset())
+        else:
+            self._on_error(error)
+
+    def runs(self) -> list[Run]:
+        """Return where records went, once all were delivered."""
+        return runs_of(zip(self.sent, self._delivered, strict=True))
 
 
 @contextmanager
@@ -188,9 +196,11 @@ class KafkaTarget:
             self._began = time.monotonic()
         state = self._open.get(chunk.partition)
         if state is None:
-            state = self._open[chunk.partition] = _Partition(chunk.start)
+            state = self._open[chunk.partition] = _Partition(chunk.start, self._note)
         records = records_of(chunk, chunk.start)
+        sent = state.sent
         for record in records:
+            sent.append(record.offset)
             self._produce(state, record)
         state.end = chunk.end
         self._count += len(records)
@@ -198,55 +208,45 @@ class KafkaTarget:
             self.commit()
 
     def _produce(self, state: _Partition, record: Record) -> None:
-        if record.timestamp == 0:
+        time_ms, headers = record.timestamp, record.headers
+        if time_ms == 0:
             raise LogError(
                 f"{record.topic}/{record.partition}/{record.offset}: a timestamp of 0 cannot be sent: librdkafka would "
                 "put the present time there",
                 hint="copy into a directory, or begin behind that record (--since)",
             )
-        state.sent.append(record.offset)
-
-        def delivered(error: Any, message: Any) -> None:
-            if error is not None:
-                self._error = self._error or error
-            else:
-                state.delivered(message.offset())
-
+        arguments: tuple[Any, ...] = (record.topic, record.value, record.key, record.partition, state.delivered)
+        options = {"timestamp": time_ms, "headers": list(headers)} if headers else {"timestamp": time_ms}
         while True:
             try:
-                self._call(
-                    self._producer.produce,
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    partition=record.partition,
-                    timestamp=record.timestamp,
-                    headers=list(record.headers),
-                    on_delivery=delivered,
-                )
+                return self._producer.produce(*arguments, **options)  # type: ignore[no-any-return]
             except BufferError:
                 self._producer.poll(0.1)
-            else:
-                return
+            except self._kafka.KafkaException:
+                return self._call(self._producer.produce, *arguments, **options)
+
+    def _note(self, error: Any) -> None:
+        self._error = self._error or error
 
     def commit(self) -> None:
         if not self._open:
             return
         self._flush()
+        runs = {partition: state.runs() for partition, state in self._open.items()}
         for partition, state in self._open.items():
-            for key, value in self._copied.pack(partition, state.start, state.end, runs_of(state.pairs)):
+            for key, value in self._copied.pack(partition, state.start, state.end, runs[partition]):
                 self._call(
                     self._producer.produce, COPIES, value=value, key=key, partition=0, on_delivery=self._on_delivery
                 )
         self._flush()
         self._call(self._producer.commit_transaction, _TIMEOUT_S)
         for partition, state in self._open.items():
-            self._copied.add(partition, state.end, runs_of(state.pairs))
+            self._copied.add(partition, state.end, runs[partition])
         self._forget()
 
     def _on_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
-            self._error = self._error or error
+            self._note(error)
 
     def _flush(self) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
