@@ -196,8 +196,8 @@ MUTANTS = [
             (ARCHIVE_PIPELINE, "        sync_plan(self.claim.checkpoint, number)  # before", "        # before"),
             (
                 ARCHIVE_PIPELINE,
-                '        self._bury(f"{path}/fits=false", number)\n',
-                """        self._bury(f"{path}/fits=false", number)
+                '        self._bury(schema, f"{path}/fits=false", number)\n',
+                """        self._bury(schema, f"{path}/fits=false", number)
         sync_plan(self.claim.checkpoint, number)
 """,
             ),
