@@ -230,4 +230,5 @@ def test_a_plan_refuses_what_is_not_a_position_even_if_the_group_has_no_offsets(
     for target in wrong:
         with pytest.raises((klamm.InvalidSetting, TypeError)):
             orders.groups.plan_reset("g", **target)
-    assert orders.groups.plan_reset("g", to="earliest") == []
+    with pytest.raises(klamm.GroupError, match="has no committed offsets"):
+        orders.groups.plan_reset("g", to="earliest")
