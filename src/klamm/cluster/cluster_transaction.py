@@ -29,6 +29,7 @@ from klamm.cluster.record_stream import RecordStream
 from klamm.disk import fork
 from klamm.errors import Aborted, Fenced, InvalidSetting, KlammError, ReadOnly, Unreachable, Unsupported
 from klamm.times import Duration, to_seconds
+from klamm.types import TopicPartition
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class ClusterPool(Pool):
 
     def __init__(self, core: ClusterCore) -> None:
         self.core = core
+        self.own_commits = core.admin.own_commits
         self._cluster = core
         self._mutex = threading.Lock()
         self._idle_writers: list[_Writer] = []
@@ -319,6 +321,9 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         if writer is not None:
             held, writer.stream.held = writer.stream.held or [], []
             if committed:
+                self._cluster_pool.own_commits.add(
+                    (TopicPartition(batch.topic, batch.partition), offset) for batch, offset, _ in held
+                )
                 self._cluster_pool.keep(self)
             else:
                 self._cluster_pool.discard(self, error)

@@ -41,7 +41,7 @@ _COMMIT_S = 60.0  # how long a coordinator is asked while another takes over
 _ASK_S = 5.0  # of one question
 _RETRY_S = 0.05
 _SESSION_MS = 45_000  # librdkafka's default
-_RETRIED = (*TRANSIENT, "REBALANCE_IN_PROGRESS", "_TRANSPORT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_ALL_BROKERS_DOWN")
+_RETRIED = (*TRANSIENT, "REBALANCE_IN_PROGRESS")
 _log = logging.getLogger("klamm")
 
 Told = Callable[[list[TopicPartition]], object]

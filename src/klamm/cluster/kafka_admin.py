@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
-from klamm.cluster.kafka_errors import TRANSIENT, name_of, translated
+from klamm.cluster.kafka_errors import ELECTING, TRANSIENT, name_of, translated
 from klamm.cluster.own_changes import SPREAD_S
+from klamm.cluster.own_commits import OwnCommits
 from klamm.errors import GroupBusy, UnknownGroup, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
@@ -22,21 +24,10 @@ __all__ = ["GroupMemberInfo", "KafkaAdmin", "TopicDescription", "as_offset"]
 _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
 _RETRY_S = 0.05
+_MARKER_PAUSE_S = 0.005
 _ASK_S = 5.0  # of one question for all topics
 _COORDINATOR_S = 60.0  # so long another coordinator may take to take over
-_MOVING = (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT", "_TRANSPORT", "_TIMED_OUT", "REQUEST_TIMED_OUT", "_ALL_BROKERS_DOWN")
-_ELECTING = (
-    "LEADER_NOT_AVAILABLE",
-    "NOT_LEADER_FOR_PARTITION",
-    "UNKNOWN_TOPIC_OR_PART",
-    "_TRANSPORT",
-    "_TIMED_OUT",
-    "REQUEST_TIMED_OUT",
-    "REPLICA_NOT_AVAILABLE",
-    "FENCED_LEADER_EPOCH",
-    "UNKNOWN_LEADER_EPOCH",
-    "OFFSET_NOT_AVAILABLE",
-)
+_MOVING = (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT")
 
 T = TypeVar("T")
 
@@ -65,6 +56,7 @@ class KafkaAdmin:
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self._kafka = kafka = import_confluent_kafka()
         self.name = name
+        self.own_commits = OwnCommits()
         self._config = dict(config)
         self._lookup: Any = None
         self._lookup_mutex = threading.Lock()
@@ -118,9 +110,17 @@ class KafkaAdmin:
     def ends(
         self, partitions: Iterable[tuple[str, int]], *, timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, Ends]:
-        """Return the ends of partitions; again for those whose leader is being elected."""
+        """Return the ends of partitions; again for those whose leader is being elected, and until this store's own
+        commits can be read.
+        """
         wanted = [TopicPartition(*each) for each in partitions]
-        return self._elected(lambda left_s: self._ends(wanted, left_s), timeout_s)
+        found: dict[TopicPartition, Ends] = {}
+        while True:
+            found |= self._elected(partial(self._ends, wanted), timeout_s)
+            wanted = [each for each in wanted if self.own_commits.is_hidden(each, found[each])]
+            if not wanted:
+                return found
+            time.sleep(_MARKER_PAUSE_S)
 
     def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
         """Ask leaders something, and again while others are elected.
@@ -135,7 +135,7 @@ class KafkaAdmin:
                 return ask(max(0.1, deadline - time.monotonic()))
             except self._kafka.KafkaException as error:
                 is_missing = name_of(error) == "UNKNOWN_TOPIC_OR_PART" and time.monotonic() > missing_at
-                if name_of(error) not in _ELECTING or is_missing or time.monotonic() > deadline:
+                if name_of(error) not in ELECTING or is_missing or time.monotonic() > deadline:
                     with translated(self.name):
                         raise
             except TimeoutError:

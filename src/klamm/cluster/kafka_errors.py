@@ -27,28 +27,43 @@ from klamm.errors import (
     Unsupported,
 )
 
-__all__ = ["TRANSIENT", "error_of", "name_of", "translated"]
+__all__ = ["AWAY", "ELECTING", "TRANSIENT", "error_of", "name_of", "translated"]
+
+AWAY = (
+    "_TRANSPORT",
+    "_ALL_BROKERS_DOWN",
+    "_DESTROY_BROKER",
+    "_TIMED_OUT",
+    "_TIMED_OUT_QUEUE",
+    "REQUEST_TIMED_OUT",
+    "NETWORK_EXCEPTION",
+    "BROKER_NOT_AVAILABLE",
+)
+"""What a question meets whose server does not respond, or has left the cluster: another may respond."""
+ELECTING = (
+    *AWAY,
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "REPLICA_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
+)
+"""What a question to the leader of a partition meets while another is elected: it is worth another try."""
+TRANSIENT = (*AWAY, "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD")
+"""What a call for a group meets while its coordinator moves: it is worth another try."""
 
 _KINDS: dict[type[KlammError], tuple[str, ...]] = {
     Fenced: ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"),
     Unreachable: (
-        "_ALL_BROKERS_DOWN",
-        "_TRANSPORT",
+        *TRANSIENT,
         "_RESOLVE",
-        "_TIMED_OUT",
-        "_TIMED_OUT_QUEUE",
         "_MSG_TIMED_OUT",
         "_ISR_INSUFF",
-        "_WAIT_COORD",
-        "REQUEST_TIMED_OUT",
         "NOT_ENOUGH_REPLICAS",
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-        "COORDINATOR_NOT_AVAILABLE",
-        "COORDINATOR_LOAD_IN_PROGRESS",
-        "NOT_COORDINATOR",
         "LEADER_NOT_AVAILABLE",
-        "NETWORK_EXCEPTION",
-        "BROKER_NOT_AVAILABLE",
     ),
     UnknownTopic: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
     TopicExists: ("TOPIC_ALREADY_EXISTS",),
@@ -90,8 +105,6 @@ _HINTS: dict[type[KlammError], str] = {
     RecordTooLarge: "send smaller records, or raise the topic's max.message.bytes and message.max.bytes of the address",
     Fenced: "another process uses the same name: give each its own, or let one run at a time",
 }
-TRANSIENT = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD")
-"""What a call for a group meets while its coordinator moves: it is worth another try."""
 
 
 def error_of(name: str, error: Any) -> KlammError:

@@ -21,7 +21,6 @@ __all__ = ["KafkaSource"]
 
 _AT_ONCE = 5_000  # records
 _WAIT_S = 0.2
-_TIMEOUT_S = 30.0
 
 
 class KafkaSource:
@@ -42,7 +41,6 @@ class KafkaSource:
             "auto.offset.reset": "error",
         }
         self.source_id = self._admin.cluster_id
-        self._lookup = self._consumer()
 
     def _consumer(self) -> Any:
         with translated(self.name):
@@ -58,16 +56,13 @@ class KafkaSource:
         first, end = self.bounds(partition)
         time_ms = where.time_ms
         if time_ms is not None:
-            asked = self._kafka.TopicPartition(*partition, time_ms)
-            with translated(self.name):
-                (found,) = self._lookup.offsets_for_times([asked], timeout=_TIMEOUT_S)
-            return int(found.offset) if found.offset >= 0 else end
+            found = self._admin.offset_at(partition, time_ms)
+            return end if found is None else found
         return where.offset_between(partition, first, end)
 
     def bounds(self, partition: TopicPartition) -> tuple[int, int]:
-        with translated(self.name):
-            first, end = self._lookup.get_watermark_offsets(self._kafka.TopicPartition(*partition), timeout=_TIMEOUT_S)
-        return int(first), int(end)
+        ends = self._admin.ends([partition])[partition]
+        return ends.start, ends.end
 
     def read_between(self, partition: TopicPartition, start: int, end: int) -> list[Record]:
         records: list[Record] = []
@@ -125,7 +120,7 @@ class KafkaSource:
                     end=end,
                     hint="since='earliest' (--since earliest) goes on behind the gap",
                 )
-            else:
+            elif not error.retriable():
                 raise LogError(f"{self.name}: {partition.topic}/{partition.partition}: {error.str()}")
         return Chunk(partition, start, position, as_batches(found))
 
@@ -133,7 +128,7 @@ class KafkaSource:
         return self._admin.groups()
 
     def close(self) -> None:
-        self._lookup.close()
+        self._admin.close()
 
 
 def _by_partition(messages: list[Any]) -> dict[TopicPartition, list[Any]]:
