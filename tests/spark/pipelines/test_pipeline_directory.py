@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, NotAStore
+from klamm.errors import InvalidSetting, NewerFormat, NotAStore
 from klamm.spark.pipelines import checkpoint
 from klamm.spark.pipelines.pipeline_directory import OURS, PipelineDirectory
 
@@ -58,6 +59,16 @@ def test_a_claim_that_was_edited_is_told(tmp_path: Path) -> None:
     Path(claim.inside("pipeline.json")).write_text("{")
     with pytest.raises(NotAStore, match=r"pipeline\.json: cannot be read"):
         PipelineDirectory.take(tmp_path, ONE, {})
+
+
+def test_a_claim_of_a_newer_klamm_is_no_damage(tmp_path: Path) -> None:
+    claim = PipelineDirectory.take(tmp_path, ONE, {})
+    file = Path(claim.inside("pipeline.json"))
+    file.write_text(json.dumps({"version": 2, "whose": "unknown"}))
+    before = file.read_bytes()
+    with pytest.raises(NewerFormat, match=r"pipeline\.json: has format 2, this Klamm knows formats up to 1"):
+        PipelineDirectory.take(tmp_path, ONE, {})
+    assert file.read_bytes() == before
 
 
 def test_one_who_was_killed_while_claiming_is_followed(tmp_path: Path) -> None:

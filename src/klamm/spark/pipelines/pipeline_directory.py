@@ -22,7 +22,7 @@ from typing import Any
 
 from klamm.disk import files
 from klamm.disk.locks import LockFile
-from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
+from klamm.errors import InvalidSetting, KlammError, NewerFormat, NotAStore, StoreBusy
 
 __all__ = ["OURS", "PipelineDirectory", "Run", "local"]
 
@@ -131,7 +131,10 @@ class PipelineDirectory:
         try:
             found = json.loads(files.read(path))
             if found["version"] > _VERSION:
-                raise InvalidSetting(f"{path}: was written by a newer Klamm", hint="upgrade Klamm")
+                raise NewerFormat(
+                    f"{path}: has format {found['version']}, this Klamm knows formats up to {_VERSION}",
+                    hint="use a newer Klamm",
+                )
             states = {name: bool(found.get(name)) for name in ("resetting", "retired")}
             return {"identity": dict(found["identity"]), "options": dict(found["options"]), **states}
         except FileNotFoundError:
