@@ -199,7 +199,7 @@ class Store(Appends[K, V], Reads[K, V]):
         """Run a query of DuckDB, in which topics are tables, and return its rows."""
         return await self._reads.run(self._sync.sql, query, parameters)
 
-    # ---- keeping house; `progress` is called in a thread
+    # ---- maintenance; `progress` is called in a thread
 
     async def maintain(self) -> None:
         """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep

@@ -267,7 +267,7 @@ class Store(Appends[K, V], Reads[K, V]):
 
         return purge(self._writable(), topic)
 
-    # ---- keeping house
+    # ---- settings and maintenance
 
     def maintain(self) -> None:
         """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep

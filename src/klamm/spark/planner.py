@@ -62,7 +62,7 @@ class Planner:
         self._told: set[str] = set()
         self.server = None if options.server is None else ServerStore(options.server)
         core: Any = self.server  # which answers what is asked of a Core here
-        self.core: Core = core or _opened(options.path)
+        self.core: Core = core or _open_store(options.path)
 
     def close(self) -> None:
         if self.server is not None:
@@ -352,7 +352,7 @@ class Planner:
         return found if options.max_records is None else cut(found, options.max_records)
 
 
-def _opened(path: str) -> Core:
+def _open_store(path: str) -> Core:
     try:
         core = acquire(path, read_only=False, create=False, force_filesystem=False)
     except ReadOnly:
@@ -384,7 +384,7 @@ def beyond_end_error(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOut
         f"{tp}: the query has come to offset {offset}, but the log ends at {ends.end}",
         offset,
         ends,
-        "was an older copy of the store put back? failOnDataLoss=false goes on at its end",
+        "an older copy of the store may have been put back; failOnDataLoss=false goes on at its end",
     )
 
 

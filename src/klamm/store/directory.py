@@ -227,7 +227,8 @@ class Core:
             problems = self.catalog.check()
             if problems:
                 raise NotAStore(
-                    f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
+                    f"{self.path}/klamm.db: {problems[0]}",
+                    hint="it may be a torn copy: copy with backup(), or restore a backup",
                 )
             topics = self.catalog.topics()
             slots.lay_out_missing(self.heads, topics)

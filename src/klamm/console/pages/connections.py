@@ -72,7 +72,9 @@ def _fetch(console: Console, timeout_s: float = _TIMEOUT_S) -> list[dict[str, An
         raise RequestError(503, f"{address}: {error}") from None
     except (URLError, OSError) as error:
         raise RequestError(
-            503, f"{address}: the server does not answer: {error}", "does it run, at that address?"
+            503,
+            f"{address}: the server does not answer: {error}",
+            "check that it runs, and that its metrics are at that address",
         ) from None
     except (ValueError, KeyError, TypeError):
         raise RequestError(503, f"{address}: this is not what a Klamm server says") from None

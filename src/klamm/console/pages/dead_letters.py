@@ -460,7 +460,7 @@ def redrive_one(console: Console, form: Visit) -> str:
         edit=edit,
     )
     if not done:
-        raise RequestError(409, f"{topic}: the letter {place[0]}/{place[1]} was put back meanwhile")
+        raise RequestError(409, f"{topic}: the letter {place[0]}/{place[1]} was put back while this page was open")
     return f"/dead-letters/{topic}"
 
 

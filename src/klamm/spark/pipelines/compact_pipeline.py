@@ -19,7 +19,7 @@ that one is sifted; tasks take it for gone, and say which markers depended on it
 sifted again, being told.
 
 Promises
-  CMP1  No other process cleans the partition meanwhile: the driver holds its clean byte from 1 to the end. Appends and
+  CMP1  No other process cleans the partition until the end: the driver holds its clean byte from 1 on. Appends and
         reads go on.
   CMP2  Whichever process is killed, and whenever: each segment is as it was or as it will be. What is left over is
         removed by the next compaction, whichever it is, and by recovery.
@@ -73,8 +73,8 @@ def compact(
     """Keep the latest record of each key of a compacted topic, with its offset, as `store[topic].compact()` does.
 
     What is worth it is compacted; with `force`, the segment being written is closed, and everything is. All workers
-    have to see the store's files. `progress` is told bytes done and bytes in all. In the report, `rows_read` are the
-    records that were looked at, `rows_written` those that are left of them.
+    have to see the store's files. `progress` is called with bytes done and bytes in all. In the report, `rows_read` are
+    the records that were looked at, `rows_written` those that are left of them.
 
     Raise UnknownTopic, NotAStore; InvalidSetting if the topic is not compacted; InvalidRecord if no record of it has a
     key; StoreBusy if another process is cleaning a partition.
@@ -325,11 +325,11 @@ class _Job:
         self, stale: DataFrame | None, counts: dict[int, int], segment_group: range, open_ids: set[int]
     ) -> list[_FilteredSegment]:
         """Filter the segments of a group, in order. `open_ids` are those before it, and after it when it is done."""
-        told = {segment_group[0]: sorted(open_ids)}
-        found = self._run(stale, counts, segment_group, told)
+        known_ids = {segment_group[0]: sorted(open_ids)}
+        found = self._run(stale, counts, segment_group, known_ids)
         again: dict[int, list[int]] = {}
         for at in segment_group:
-            if at not in told and not open_ids.isdisjoint(found[at].asked_ids):
+            if at not in known_ids and not open_ids.isdisjoint(found[at].asked_ids):
                 again[at] = sorted(open_ids)
             left = open_ids.difference(found[at].seen_ids).union(found[at].open_ids)
             open_ids.clear()

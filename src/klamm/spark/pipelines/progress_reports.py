@@ -31,7 +31,7 @@ class ProgressReports:
 
         found: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         ended: set[str] = set()
-        told = threading.Condition()
+        changed = threading.Condition()
 
         class Listener(StreamingQueryListener):
             def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's names
@@ -45,12 +45,12 @@ class ProgressReports:
                 pass
 
             def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-                with told:
+                with changed:
                     ended.add(str(event.runId))
-                    told.notify_all()
+                    changed.notify_all()
 
         self._spark = spark
-        self._found, self._ended, self._told = found, ended, told
+        self._found, self._ended, self._changed = found, ended, changed
         self._listener = Listener()
         self._run_id: str | None = None
         spark.streams.addListener(self._listener)
@@ -68,8 +68,8 @@ class ProgressReports:
 
     def take_rest(self) -> Iterator[dict[str, Any]]:
         """Return the remaining reports of a query that has ended."""
-        with self._told:
-            if not self._told.wait_for(lambda: self._run_id in self._ended, _LAST_S):
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._run_id in self._ended, _LAST_S):
                 _log.warning("Spark has not reported the end of a query within %d s: counts may be too small", _LAST_S)
         yield from self.take()
 
