@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.kafka.wire.messages import JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
+from klamm.kafka.wire.messages import JOIN_GROUP, LEAVE_GROUP
 from tests.console.visitor import Visitor
 from tests.kafka.connect import served
-from tests.kafka.member import GROUP, Client, Joined
+from tests.kafka.member import GROUP, Client, join_as_consumer
 from tests.procs import PATIENCE, until
 
 TOPICS = {"orders": (0, 2), "gone": (0,)}
@@ -29,32 +28,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "events"
 
 
-def text(value: str) -> bytes:
-    return struct.pack(">h", len(value)) + value.encode()
-
-
-def member(client: Client, **fields: Any) -> Joined:
-    """Join as a consumer does that subscribes to TOPICS, and is assigned these partitions."""
-    subscribed = struct.pack(">hi", 0, len(TOPICS)) + b"".join(map(text, TOPICS)) + struct.pack(">i", -1)
-    assigned = [
-        text(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers) for topic, numbers in TOPICS.items()
-    ]
-    assignment = struct.pack(">hi", 0, len(TOPICS)) + b"".join(assigned) + struct.pack(">i", -1)
-    joined = client.join(protocols=[JOIN_GROUP.request.Protocol(name="range", metadata=subscribed)], **fields)
-    assert joined.error_code == 0
-    synced = client.ask(
-        SYNC_GROUP,
-        4,
-        group_id=GROUP,
-        generation_id=joined.generation_id,
-        member_id=joined.member_id,
-        group_instance_id=fields.get("group_instance_id"),
-        assignments=[SYNC_GROUP.request.Assignment(member_id=joined.member_id, assignment=assignment)],
-    )
-    assert synced.error_code == 0
-    return Joined(joined.member_id, joined.generation_id)
-
-
 def shown(path: Path) -> dict[str, Any]:
     """Return what `klamm group show` prints, in a process of its own."""
     command = [sys.executable, "-m", "klamm", "group", "show", GROUP, "--store", str(path), "-o", "json"]
@@ -65,7 +38,7 @@ def shown(path: Path) -> dict[str, Any]:
 
 def test_another_process_sees_the_members_of_kafka_clients(path: Path) -> None:
     with served(path) as server, Client(server.address) as client:
-        joined = member(client)
+        joined = join_as_consumer(client, TOPICS)
         group = shown(path)
         assert (group["state"], group["door"]) == ("active", "kafka")
         (row,) = group["members"]
@@ -76,12 +49,13 @@ def test_another_process_sees_the_members_of_kafka_clients(path: Path) -> None:
             "partitions": ["gone/0", "orders/0", "orders/2"],
         }
         assert [(each["partition"], each["lag"]) for each in group["offsets"]] == [(0, 1), (1, 0), (2, 0)]
-    assert (shown(path)["state"], shown(path)["members"]) == ("empty", [])  # its row is there, for the next server
+    with klamm.open(path) as opened:  # the row is there, for the next server
+        assert (opened.groups[GROUP].state, opened.groups[GROUP].members) == ("empty", ())
 
 
 def test_a_console_shows_the_members_of_kafka_clients(path: Path) -> None:
     with served(path) as server, Client(server.address) as client, klamm.open(path, read_only=True) as opened:
-        joined = member(client, group_instance_id="one")
+        joined = join_as_consumer(client, TOPICS, group_instance_id="one")
         visitor = Visitor(opened)
         (row,) = visitor.get(f"/api/groups/show?group={GROUP}").json["members"]
         assert (row["member"], row["id"], row["client_id"], row["host"]) == (
@@ -121,7 +95,7 @@ def test_members_that_have_yet_to_be_assigned_partitions_make_a_group_active(pat
 
 def test_a_damaged_row_hides_the_members_and_nothing_else(path: Path) -> None:
     with served(path) as server, Client(server.address) as client, klamm.open(path) as opened:
-        member(client)
+        join_as_consumer(client, TOPICS)
         database = opened._acquired().catalog.database
         with database.db_lock(), database.transaction() as execute:
             execute("UPDATE wire_groups SET crc = crc + 1")
