@@ -3,8 +3,9 @@ Where Spark is installed, the game of life is played in it, too, some seconds la
 
     python examples/live.py [DIRECTORY]
 
-Without a directory it uses a temporary one, and removes it at the end. Ctrl-C ends it. Without a terminal it shows
-itself for some seconds, and ends. Nothing leaves this machine.
+Without a directory it uses a temporary one, and removes it at the end. Ctrl-C ends it, at any moment, and so does the
+end of its terminal. Without a terminal it shows itself for some seconds, and ends. Nothing leaves this machine. What
+goes wrong in the server is written to stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -31,31 +33,60 @@ import klamm
 SECONDS_WITHOUT_TERMINAL = 4.0
 READY_S = 30.0
 PER_SECOND = 40
+POLL_S = 0.1
 LIFE_AFTER_S = 5.0  # the page comes first
 LIFE_SIZE = 128
 GENERATIONS = 4_000
 END_S = 10.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CITIES = ("Graz", "Lisbon", "Osaka", "Quito", "Tromsø")
 GOODS = ("book", "lamp", "chair", "kettle", "map")
+
+
+class End:
+    """The end: a signal, or a part of the feed that fails. A signal leaves a note, for it comes at any moment: what
+    has been started by then is ended in its order.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._is_signalled = False
+        for number in SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which nohup does
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        self._is_signalled = True
+
+    def __bool__(self) -> bool:
+        return self._is_signalled or self.event.is_set()
 
 
 class Service:
     """`klamm serve` with a console, as a process of its own; its first line says where they listen."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "klamm", *arguments]
+        self._command = [sys.executable, "-m", "klamm", *arguments]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        self.line = self._first_line()
+        self.line = ""
 
-    def _first_line(self) -> str:
+    def wait_for_line(self, end: End) -> bool:
+        """Wait until it serves. Return False if everything is to end before that."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise SystemExit(f"live: {' '.join(map(str, self._process.args))} ended with {code}")  # type: ignore[arg-type]
-        return line
+        while not select.select([self._process.stdout], [], [], POLL_S)[0]:
+            if end:
+                return False
+        self.line = self._process.stdout.readline()
+        self.check()
+        return True
+
+    def check(self) -> None:
+        """End with an error if it has ended, or does not say where it serves."""
+        code = self._process.poll() if self.line else self._process.wait()
+        if code is not None:
+            raise SystemExit(f"live: {' '.join(self._command)} ended with exit code {code}")
 
     @property
     def kafka(self) -> str:
@@ -99,11 +130,12 @@ class Life:
         deadline = time.monotonic() + END_S
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait()
             while time.monotonic() < deadline:
+                self._process.poll()
                 os.killpg(self._process.pid, 0)
                 time.sleep(0.05)
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def free_port(wanted: int) -> str:
@@ -169,6 +201,8 @@ def send_mails(store: klamm.Store, is_over: threading.Event) -> None:
     """Fail for some orders: they become dead letters."""
 
     def send_mail(record: klamm.Record) -> None:
+        if is_over.is_set():
+            orders.stop()
         if record.value["order"] % 97 == 0:
             raise ValueError(f"{record.value['user']['id']} has no address")
 
@@ -187,7 +221,9 @@ class Feed:
         store.topics.create("orders", partitions=3, exist_ok=True)
         store.topics.create("invoices", exist_ok=True)
         parts = (write_orders, bill, ship, send_mails)
-        self._threads = [threading.Thread(target=self._run, args=(part,), name=part.__name__) for part in parts]
+        self._threads = [
+            threading.Thread(target=self._run, args=(part,), name=part.__name__, daemon=True) for part in parts
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -195,13 +231,15 @@ class Feed:
         try:
             part(self._store, self._is_over)
         except BaseException as error:
-            self.error = error
+            if not self._is_over.is_set():
+                self.error = error
             self._is_over.set()
             raise
 
     def join(self) -> None:
+        deadline = time.monotonic() + END_S
         for thread in self._threads:
-            thread.join(20)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # ---- all together
@@ -209,7 +247,7 @@ class Feed:
 
 def show(path: Path, page: str, kafka: str, *, has_terminal: bool, has_life: bool) -> None:
     life = f"{page}life, once Spark is up" if has_life else "not played: it needs a terminal, Java, klamm[spark,table]"
-    print(
+    say(
         f"""
   The console     {page}
   Kafka clients   {kafka}
@@ -222,9 +260,12 @@ def show(path: Path, page: str, kafka: str, *, has_terminal: bool, has_life: boo
     {klamm_command()} group list --store {path}
     {klamm_command()} topic show orders --store {path}
 
+  The console only reads; one that may change the store, too:
+
+    {klamm_command()} console {path} --allow-changes --port 8081
+
   {"Ctrl-C ends it." if has_terminal else f"No terminal: it ends in {SECONDS_WITHOUT_TERMINAL:.0f} seconds."}
-""",
-        flush=True,
+"""
     )
 
 
@@ -240,47 +281,61 @@ def look(page: str) -> str:
     return text.split("<title>", 1)[1].split("</title>", 1)[0]
 
 
-def run(path: Path) -> None:
+def say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # the terminal is gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
+
+
+def wait(service: Service, end: End, seconds: float | None = None) -> bool:
+    """Wait for the end, or so many seconds; return whether it is the end. End with an error if the server has ended."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not end:
+        service.check()
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def run(path: Path, end: End) -> None:
     has_terminal = sys.stdin.isatty()
-    is_over = threading.Event()
     service: Service | None = None
     life = Life(path)
     has_life = has_terminal and life.is_installed()
     with klamm.open(path) as store:
-        feed = Feed(store, is_over)
+        feed = Feed(store, end.event)
         try:
             ports = ("--kafka", free_port(9092), "--console", free_port(8080), "--metrics", free_port(9644))
-            service = Service("serve", str(path), *ports, "--set", "request.log.size=50")
-            show(path, service.console, service.kafka, has_terminal=has_terminal, has_life=has_life)
-            if has_life and not is_over.wait(LIFE_AFTER_S):
-                life.start()
-            if has_terminal:
-                is_over.wait()
-            else:
-                is_over.wait(SECONDS_WITHOUT_TERMINAL)
-                print(f"live: {service.console} shows {look(service.console)!r}")
-        except KeyboardInterrupt:
-            print()
+            quiet = ("--log-level", "warning", "--set", "request.log.size=50")
+            service = Service("serve", str(path), *ports, *quiet)
+            if service.wait_for_line(end):
+                show(path, service.console, service.kafka, has_terminal=has_terminal, has_life=has_life)
+                if has_life and not wait(service, end, LIFE_AFTER_S):
+                    life.start()
+                if not wait(service, end, None if has_terminal else SECONDS_WITHOUT_TERMINAL):
+                    say(f"live: {service.console} shows {look(service.console)!r}")
         finally:
             began = time.monotonic()
-            is_over.set()
+            end.event.set()
             life.stop()
             if service is not None:
                 service.stop()
             feed.join()
             orders = store["orders"].info().count
-            print(f"live: {orders:,} orders; ended in {time.monotonic() - began:.1f} s", flush=True)
+            say(f"live: {orders:,} orders; ended in {time.monotonic() - began:.1f} s")
     if feed.error is not None:
         raise SystemExit(f"live: the feed failed: {feed.error}")
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end = End()
     if len(sys.argv) > 1:
-        run(Path(sys.argv[1]))
+        run(Path(sys.argv[1]), end)
         return
     with tempfile.TemporaryDirectory(prefix="klamm-live-", ignore_cleanup_errors=True) as directory:
-        run(Path(directory) / "events")
+        run(Path(directory) / "events", end)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,18 @@ def test_make_run_without_a_terminal_shows_itself_and_ends(tmp_path: Path) -> No
         assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
 
 
-def test_make_run_in_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
+def processes_of(path: Path) -> list[str]:
+    """Return the command lines, with this path in them, of processes."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended by now
+            lines.append(file.read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if str(path) in line]
+
+
+@pytest.mark.parametrize(("number", "is_early"), [(signal.SIGINT, True), (signal.SIGHUP, False)])
+def test_make_run_leaves_no_process_behind(tmp_path: Path, number: int, is_early: bool) -> None:
+    """Ctrl-C while the server starts, and the end of the terminal while all of it runs."""
     master, terminal = os.openpty()
     live = subprocess.Popen(
         [sys.executable, EXAMPLES / "live.py", tmp_path / "events"],
@@ -116,11 +128,15 @@ def test_make_run_in_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
     )
     try:
         assert live.stdout is not None
-        lines = list(iter(live.stdout.readline, "  Ctrl-C ends it.\n"))
-        assert any("The console" in line for line in lines), lines
-        live.send_signal(signal.SIGINT)
+        if is_early:
+            until(lambda: [line for line in processes_of(tmp_path) if " serve " in line], "the server is started")
+        else:
+            lines = list(iter(live.stdout.readline, "  Ctrl-C ends it.\n"))
+            assert any("The console" in line for line in lines), lines
+        live.send_signal(number)
         out, err = live.communicate(timeout=60)
         assert (live.returncode, err) == (0, "") and "orders; ended in" in out
+        assert processes_of(tmp_path) == []
         with klamm.open(tmp_path / "events", create=False) as store:
             assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
     finally:
@@ -129,6 +145,20 @@ def test_make_run_in_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
             live.communicate()
         os.close(master)
         os.close(terminal)
+
+
+def test_make_run_says_why_the_server_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text("[serve]\nnonsense = 1\n")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "live.py", tmp_path / "events"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "KLAMM_CONFIG": str(tmp_path / "serve.toml")},
+    )
+    assert done.returncode == 1 and "nonsense" in done.stderr and "ended with exit code 2" in done.stderr
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.soak

@@ -260,7 +260,12 @@ class GroupMember:
     """Those it wants that are there."""
     assignment: tuple[tuple[str, int], ...]
     """The (topic, partition)s it has."""
-    joined_ms: int
+    joined_ms: int | None
+    """None: not known; so it is of Kafka clients."""
+    client_id: str | None = None
+    """Of a Kafka client: the name it has given itself."""
+    host: str | None = None
+    """Of a Kafka client: the address it connects from."""
 
 
 @dataclass(frozen=True, slots=True)

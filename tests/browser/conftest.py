@@ -11,6 +11,7 @@ import pytest
 
 import klamm
 from tests.console.conftest import FOREVER
+from tests.console.content import content
 from tests.console.process import ConsoleProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -64,8 +65,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[klamm.Store]:
 
 
 @pytest.fixture(scope="session")
-def served(store: klamm.Store) -> Iterator[ConsoleProcess]:
-    console = ConsoleProcess(store.path, "--allow-changes")
+def metrics(store: klamm.Store) -> Iterator[str]:
+    """The metrics port of a server of the store, which has something on every page."""
+    with content(store) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def served(store: klamm.Store, metrics: str) -> Iterator[ConsoleProcess]:
+    console = ConsoleProcess(store.path, "--allow-changes", "--server", metrics)
     yield console
     console.close()
 

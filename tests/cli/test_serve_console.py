@@ -15,13 +15,15 @@ import pytest
 from confluent_kafka import Producer
 
 import klamm
+from klamm.cli import history_thread
 from klamm.cli.main import run
+from klamm.console.history import read_history
 from klamm.errors import InvalidSetting
 from klamm.kafka.settings import STANDARD_AUTHORIZER, ServerSettings
 from klamm.store.users import Users
 from tests.kafka.authorities import Authority
-from tests.procs import until
-from tests.serving import serving
+from tests.procs import children, until
+from tests.serving import serve_here, serving
 
 
 @pytest.fixture
@@ -55,6 +57,24 @@ def test_the_console_starts_with_the_server_masks_fields_and_ends_with_it(tmp_pa
         assert not is_gone(pid)
         assert server.stop() == 0
         assert is_gone(pid) and "Traceback" not in server.stderr
+
+
+def test_a_server_without_a_console_records_the_history_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with klamm.open(path) as store:
+        store.topics.create("orders")
+        store.groups.reset("billing", "orders", to="earliest")
+
+    def serve() -> None:
+        history_thread.EVERY_S = 0.05
+        serve_here(path, 0, tmp_path / "log")
+
+    with children() as start, klamm.open(path) as store:
+        server = start(serve)
+        until(lambda: read_history(store, "billing", 0)[0] or not server.running, "the server records")
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0, (tmp_path / "log").read_text()
+        assert len(read_history(store, "billing", 0)[0]) == 1, (tmp_path / "log").read_text()
 
 
 def test_the_console_ends_when_the_server_is_killed_and_the_server_goes_on_without_it(tmp_path: Path) -> None:

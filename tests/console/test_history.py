@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 
 import klamm
+from klamm.cli import history_thread
+from klamm.cli.history_thread import HistoryThread
 from klamm.console.history import HISTORY_TOPIC, History, Recorder, read_history, with_gaps
 from klamm.console.rebalances import Assignment, Rebalance, RebalanceWatch, cause_of
 from klamm.console.sampler import NEVER, GroupPoint, Look, Sampler, catch_up_ms, look
 from tests.console.visitor import Visitor
+from tests.procs import PATIENCE, Flag, children, until
 
 A, B = ("a", ("t/0",)), ("b", ("t/1",))
 BOTH = ("a", ("t/0", "t/1"))
@@ -113,7 +119,7 @@ def test_the_topic_is_bounded_and_a_look_is_written_every_ten_seconds(store: kla
     with store:
         recorder = Recorder(store)
         for n in range(50):
-            recorder.record(Look(n, {}, {}), {})
+            recorder.record(Look(n, {}, {"billing": point(n, 10, 6)}), {})
         assert store[HISTORY_TOPIC].info().count == 1
         settings = store[HISTORY_TOPIC].settings()
         assert (settings["retention.ms"], settings["retention.bytes"]) == (str(7 * 86_400_000), str(64 << 20))
@@ -122,7 +128,7 @@ def test_the_topic_is_bounded_and_a_look_is_written_every_ten_seconds(store: kla
 def test_a_recorder_that_cannot_write_says_so_and_goes_on(store: klamm.Store) -> None:
     recorder = Recorder(store, every_s=0)
     store.close()
-    recorder.record(Look(0, {}, {}), {})
+    recorder.record(Look(0, {}, {"billing": point(0, 10, 6)}), {})
     assert recorder.problem
 
 
@@ -135,8 +141,9 @@ def test_a_history_that_was_read_is_not_read_again_at_once(store: klamm.Store) -
 
 
 def test_where_nothing_was_recorded_there_is_a_gap() -> None:
-    points = [point(time_ms, 0, 5)._replace(lag_ms=7500) for time_ms in (0, 10_000, 20_000, 90_000, 100_000)]
-    assert with_gaps(points, 10_000) == [
+    times = (0, 10_000, 20_000, 90_000, 100_000)
+    points = [point(time_ms, 0, 5)._replace(lag_ms=7500, every_ms=10_000) for time_ms in times]
+    assert with_gaps(points) == [
         (0, 5, 7.5),
         (10_000, 5, 7.5),
         (20_000, 5, 7.5),
@@ -144,6 +151,106 @@ def test_where_nothing_was_recorded_there_is_a_gap() -> None:
         (90_000, 5, 7.5),
         (100_000, 5, 7.5),
     ]
+
+
+def test_a_store_that_takes_long_to_look_at_has_no_gaps_for_that(store: klamm.Store) -> None:
+    """Looks come every 40 s, and say so: here, and in what was recorded."""
+    with store:
+        recorder = Recorder(store, every_s=0)
+        now_ms = time.time_ns() // 1_000_000
+        times = [now_ms - 600_000 + n * 40_000 for n in range(5)]
+        for time_ms in times:
+            recorder.record(Look(time_ms, {}, {"billing": point(time_ms, 10, 6)}, every_ms=40_000), {})
+        points, _ = read_history(store, "billing", now_ms - 3_600_000)
+        assert [each.every_ms for each in points] == [40_000] * 5
+        assert [time_ms for time_ms, _, _ in with_gaps(points)] == times
+        rows = Visitor(store).get("/api/groups/show?group=billing").json["history"]
+        assert [row["every_ms"] for row in rows] == [40_000] * 5
+
+
+def test_a_look_says_after_how_long_the_next_one_comes(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: klamm.Store) -> Look:
+        time.sleep(0.02)
+        return Look(0, {}, {"g": point(0, 1, 0)})
+
+    monkeypatch.setattr("klamm.console.sampler.look", slow)
+    looks: list[Look] = []
+    sampler = Sampler(store, interval_s=0.001, share=0.1, on_look=lambda seen, _: looks.append(seen))
+    sampler.start()
+    until(lambda: looks, "a look")
+    sampler.stop()
+    assert looks[0].every_ms >= 200
+    assert [each.every_ms for each in sampler.group_history("g")][:1] == [looks[0].every_ms]
+    store.close()
+
+
+def test_one_process_records_at_a_time_and_another_takes_over(store: klamm.Store, tmp_path: Path) -> None:
+    """The first is a console that is killed; the second stands for a server beside it."""
+    recorded = Flag(tmp_path / "recorded")
+    path = store.path
+    store.close()
+
+    def record() -> None:
+        with klamm.open(path) as opened:
+            Recorder(opened, every_s=0).record(Look(1000, {}, {"billing": point(1000, 10, 6)}), {})
+            recorded.up()
+            time.sleep(PATIENCE)
+
+    with children() as start:
+        first = start(record)
+        recorded.wait()
+        with klamm.open(path) as opened:
+            second = Recorder(opened, every_s=0)
+            assert "history of groups" in {lock.lock for lock in opened.who()}
+            second.record(Look(2000, {}, {"billing": point(2000, 10, 5)}), {})
+            assert opened[HISTORY_TOPIC].info().count == 1 and second.problem is None
+            first.kill()
+            second.record(Look(3000, {}, {"billing": point(3000, 10, 4)}), {})
+            assert [each.lag for each in read_history(opened, "billing", 0)[0]] == [6, 4]
+
+
+def test_two_consoles_of_a_process_record_once(store: klamm.Store) -> None:
+    with store:
+        for recorder in (Recorder(store, every_s=0), Recorder(store, every_s=0)):
+            recorder.record(Look(1000, {}, {"billing": point(1000, 10, 6)}), {})
+        assert store[HISTORY_TOPIC].info().count == 1
+
+
+def test_a_store_without_groups_has_no_history(store: klamm.Store) -> None:
+    with store:
+        Recorder(store, every_s=0).record(Look(1000, {"orders": 10}, {}), {})
+        assert HISTORY_TOPIC not in store.topics
+
+
+def test_a_server_records_the_history_unless_a_console_does(
+    store: klamm.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_thread, "EVERY_S", 0.01)
+    monkeypatch.setattr(Recorder, "record", partialmethod(_record_each, Recorder.record))
+    with store:
+        thread = HistoryThread(Path(store.path))
+        thread.start()
+        until(lambda: len(read_history(store, "billing", 0)[0]) > 1, "the server records")
+        assert not Recorder(store).is_recorder()
+        thread.stop()
+        count = store[HISTORY_TOPIC].info().count
+        assert not [each for each in threading.enumerate() if each.name in ("klamm-history", "klamm-console-sampler")]
+        assert store[HISTORY_TOPIC].info().count == count
+
+
+def _record_each(self: Recorder, record: Callable[..., None], *args: object) -> None:
+    """Record a look although the last one was written a moment ago."""
+    self._next_s = 0.0
+    record(self, *args)
+
+
+def test_a_thread_that_is_stopped_before_its_time_opens_nothing(tmp_path: Path) -> None:
+    for is_started in (False, True):
+        thread = HistoryThread(tmp_path / "nothing")
+        if is_started:
+            thread.start()
+        thread.stop()
+    assert not (tmp_path / "nothing").exists()
 
 
 # ---- lag and forecasts

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import pytest
+
 import klamm
+from klamm.console import child
 from klamm.console.board import Board
 from klamm.console.pages.pipelines import batch_times
+from klamm.spark.pipelines import checkpoint
 from tests.console.visitor import Visitor
 
 
@@ -29,10 +34,37 @@ def test_a_micro_batch_took_as_long_as_between_its_two_files(tmp_path: Path) -> 
                 file.write_text("v1\n")
                 os.utime(file, (second, second))
     assert batch_times(str(tmp_path)) == [
-        {"batch": 0, "done_ms": 103_000, "took_ms": 3000},
-        {"batch": 1, "done_ms": 110_500, "took_ms": 500},
+        {"batch": 0, "done_ms": 103_000, "took_ms": 3000, "records": None},
+        {"batch": 1, "done_ms": 110_500, "took_ms": 500, "records": None},
     ]
     assert batch_times(str(tmp_path / "nowhere")) == []
+
+
+def test_a_pipeline_reads_as_fast_as_its_plans_say(
+    store: klamm.Store, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first plan says where it begins, which is not at 0; another source than ours counts for nothing."""
+    folder = Path(checkpoint(store.path, "orders", pipeline="mine"))
+    topics = {"topics": {"orders": str(store._acquired().catalog.topic("orders").id)}, "store": "x"}
+    ends = [{"0": 1100, "1": 1000}, {"0": 1400, "1": 1100}, {"0": 1400, "1": 1500}]
+    for number, end in enumerate(ends):
+        ours = {**topics, "from": {"orders": {"0": 1000, "1": 1000}}} if number == 0 else topics
+        lines = ["v1", "{}", json.dumps({"orders": end, "@klamm": ours}), '{"offset": 99}']
+        for part, second in (("offsets", 100 * number), ("commits", 100 * number + 2)):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part / str(number)).write_text("\n".join(lines))
+            os.utime(folder / part / str(number), (second, second))
+    times = batch_times(str(folder.parent.parent))
+    assert [(each["records"], each["took_ms"]) for each in times] == [(100, 2000), (400, 2000), (400, 2000)]
+    for part in ("offsets", "commits"):
+        (folder / part / "0").unlink()  # Spark removes old ones: where the next began is not known any more
+    times = batch_times(str(folder.parent.parent))
+    assert [each["records"] for each in times] == [None, 400]
+    row = {"name": "orders", "pipeline": "mine", "state": "idle", "lag": 0, "batches": 3, "error": None}
+    row |= {"directory": str(folder.parent.parent), "partitions": []}
+    monkeypatch.setattr(child, "run_child", lambda *_, **__: child.ChildResult([row], False, 0))
+    assert visitor.get("/api/pipelines/show?name=orders").json["records_per_s"] == 200.0
+    assert "200/s" in visitor.get("/pipelines/show?name=orders").words
 
 
 def test_the_board_has_the_cells_that_live(store: klamm.Store, visitor: Visitor) -> None:

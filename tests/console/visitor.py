@@ -44,6 +44,8 @@ class Visitor:
         self.console = Console(store, path, ConsoleOptions(**options), self.sampler)
         self.app = create_app(self.console)
         self.cookies: dict[str, str] = {}
+        self.expected: type[Exception] | None = None
+        """The exception that a server would log after the response."""
 
     def request(self, method: str, address: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Answer:
         path, _, query = address.partition("?")
@@ -89,7 +91,11 @@ class Visitor:
             else:
                 parts.append(message.get("body", b""))
 
-        await asyncio.wait_for(self.app(scope, receive, send), 60)
+        try:
+            await asyncio.wait_for(self.app(scope, receive, send), 60)
+        except Exception as error:
+            if self.expected is None or not isinstance(error, self.expected) or not status:
+                raise
         return Answer(status, headers, b"".join(parts))
 
     def get(self, address: str, **headers: str) -> Answer:

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.group_coordinator import GroupCoordinator
-from klamm.kafka.group_image import GroupImage, decoded, encoded
 from klamm.kafka.group_values import (
     GroupConfig,
     JoinRequest,
@@ -16,6 +15,7 @@ from klamm.kafka.group_values import (
     SyncRequest,
     SyncResponse,
 )
+from klamm.store.group_image import GroupImage, decoded, encoded
 
 A = TypeVar("A", JoinResponse, SyncResponse)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from klamm.kafka.wire.structs import Struct
 from tests.kafka.connect import Raw, Served
 from tests.procs import PATIENCE, until
 
-__all__ = ["GROUP", "Client", "Joined", "address_in", "every", "hold_writes", "serve_for_ever"]
+__all__ = ["GROUP", "Client", "Joined", "address_in", "every", "hold_writes", "join_as_consumer", "serve_for_ever"]
 
 GROUP = "billing"
 
@@ -160,6 +162,35 @@ class Client(Raw):
         """All that a group has."""
         self.begin_fetch(group)
         return self.fetched()
+
+
+def join_as_consumer(
+    client: Client, assigned: Mapping[str, Sequence[int]], *, group: str = GROUP, **fields: Any
+) -> Joined:
+    """Join as a consumer does that subscribes to these topics, alone, and is assigned these partitions."""
+
+    def text(value: str) -> bytes:
+        return struct.pack(">h", len(value)) + value.encode()
+
+    parts = [
+        text(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers) for topic, numbers in assigned.items()
+    ]
+    begin, end = struct.pack(">hi", 0, len(assigned)), struct.pack(">i", -1)
+    subscription, assignment = (b"".join([begin, *each, end]) for each in (map(text, assigned), parts))
+    protocols = [JOIN_GROUP.request.Protocol(name="range", metadata=subscription)]
+    joined = client.join(group=group, protocols=protocols, **fields)
+    assert joined.error_code == 0, joined
+    synced = client.ask(
+        SYNC_GROUP,
+        4,
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id=fields.get("group_instance_id"),
+        assignments=[SYNC_GROUP.request.Assignment(member_id=joined.member_id, assignment=assignment)],
+    )
+    assert (synced.error_code, synced.assignment) == (0, assignment)
+    return Joined(joined.member_id, joined.generation_id)
 
 
 def hold_writes(served: Served) -> threading.Event:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_image import GroupImage, MemberImage, decoded, encoded
+from klamm.store.group_image import GroupImage, MemberImage, decoded, encoded
 from tests.kafka.coordinator_harness import GROUP, RANGE, REBALANCE_MS, SESSION_MS, CoordinatorHarness
 
 E = ErrorCode

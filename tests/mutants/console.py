@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "a gap of a history is a line",
         "console/history.py: that is a gap, and drawn as one",
-        (("src/klamm/console/history.py", "> GAP * every_ms", "> 10**15"),),
+        (("src/klamm/console/history.py", "> GAP * max(before.every_ms, point.every_ms)", "> 10**15"),),
         ("tests/console/test_history.py::test_where_nothing_was_recorded_there_is_a_gap",),
     ),
     Mutant(

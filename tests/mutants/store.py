@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "processes take a group over from clients of a server",
         "store/groups.py G4",
-        ((GROUPS, '        if door == "klamm" and self._sits_at_server(group):\n', "        if False:\n"),),
+        ((GROUPS, '        if door == "klamm" and self.has_members_at_server(group):\n', "        if False:\n"),),
         ("tests/store/test_groups.py::test_a_door_is_claimed_when_nobody_sits_at_the_other",),
     ),
     Mutant(

@@ -85,6 +85,7 @@ def export_some_parquet(
     *,
     keep: Callable[[Record], bool] | None,
     show: Callable[[Record], Record] | None,
+    on_progress: Progress,
 ) -> int:
     """Like `export_parquet`, with `keep` and `show` of `export_rows`, and without the column timestampType."""
     from klamm.arrow.schema import COLUMNS, schema_of
@@ -101,7 +102,7 @@ def export_some_parquet(
                 row["headers"] = [{"key": name, "value": data} for name, data in row["headers"]]
             yield pa.RecordBatch.from_pylist(rows, schema)
 
-    return write_parquet(pa.RecordBatchReader.from_batches(schema, batches()), file, lambda done, total: None, None)
+    return write_parquet(pa.RecordBatchReader.from_batches(schema, batches()), file, on_progress, None)
 
 
 def _to_csv(record: Any, row: dict[str, Any], in_base64: bool) -> None:

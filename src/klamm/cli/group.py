@@ -15,7 +15,7 @@ from klamm.errors import InvalidRecord, InvalidSetting, UnknownGroup
 from klamm.where import Where
 
 if TYPE_CHECKING:
-    from klamm.types import GroupInfo
+    from klamm.types import GroupInfo, GroupMember
 
 __all__ = ["app", "group_row"]
 
@@ -50,10 +50,7 @@ def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     """Show a group: its members, and its offset in each partition."""
     with opened(store, looks=True) as events:
         found = events.groups.describe(group)
-        members = [
-            {"member": each.name or each.id, "partitions": [f"{topic}/{n}" for topic, n in each.assignment]}
-            for each in found.members
-        ]
+        members = [_member_row(member) for member in found.members]
         rows = [
             {
                 "topic": each.topic,
@@ -73,6 +70,13 @@ def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     if members:
         out.print_rows(members)
     out.print_rows(rows, empty="it has committed nothing yet")
+
+
+def _member_row(member: GroupMember) -> dict[str, Any]:
+    """Return a member as a row; of a Kafka client, also what it calls itself and where it connects from."""
+    client = {} if member.client_id is None else {"client_id": member.client_id, "host": member.host}
+    partitions = [f"{topic}/{number}" for topic, number in member.assignment]
+    return {"member": member.name or member.id, **client, "partitions": partitions}
 
 
 @app.command()

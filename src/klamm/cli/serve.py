@@ -299,6 +299,7 @@ def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[st
     import asyncio
 
     from klamm.cli.console_process import ConsoleProcess
+    from klamm.cli.history_thread import HistoryThread
     from klamm.cli.notify import notify
     from klamm.kafka.logs import event
     from klamm.kafka.security.endpoints import is_guarded
@@ -310,11 +311,12 @@ def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[st
         console = None if port is None else ConsoleProcess(path, port, mask, is_guarded=is_guarded(settings))
         if console is not None:
             console.check()
-        service = Service(path, settings)
+        service, history = Service(path, settings), HistoryThread(path)
         await service.start()
         try:
             if console is not None:
                 await console.start(service.metrics_url, service.monitor_token)
+            history.start()
             _tune_collector()
             beside = f"{'new ' if new else ''}store {service.store_id}"
             _say(path, service.listeners, beside, service.metrics, console.url if console is not None else "")
@@ -322,6 +324,7 @@ def _serve(path: Path, settings: ServerSettings, port: int | None, mask: list[st
             event("stopping", signal=await service.serve_until(signals.wait()))
         finally:
             notify("STOPPING=1")
+            await asyncio.to_thread(history.stop)
             if console is not None:
                 await console.stop()
             await service.stop()

@@ -41,7 +41,13 @@ class GroupsOfCluster(Groups):
             core.groups.get(name)  # raises UnknownGroup, with a hint
         found = [
             GroupMember(
-                each.id, each.name, tuple(sorted({tp.topic for tp in each.assignment})), tuple(each.assignment), 0
+                each.id,
+                each.name,
+                tuple(sorted({tp.topic for tp in each.assignment})),
+                tuple(each.assignment),
+                None,
+                each.client_id,
+                each.host,
             )
             for each in members
         ]

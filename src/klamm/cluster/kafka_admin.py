@@ -48,6 +48,8 @@ class GroupMemberInfo(NamedTuple):
     id: str
     name: str | None
     assignment: tuple[TopicPartition, ...]
+    client_id: str
+    host: str
 
 
 class KafkaAdmin:
@@ -359,6 +361,8 @@ class KafkaAdmin:
                         for p in (each.assignment.topic_partitions if each.assignment else ())
                     )
                 ),
+                each.client_id or "",
+                (each.host or "").removeprefix("/"),
             )
             for each in found.members
         ]

@@ -47,7 +47,29 @@ from klamm.console.pages.trouble import TROUBLE
 from klamm.console.passwords import is_password
 from klamm.console.security import SESSION, Guard, Sessions
 from klamm.console.tail import read_growth, tail_events
-from klamm.errors import InvalidRecord, InvalidSetting, KlammError, RecordTooLarge, UnknownGroup, UnknownTopic
+from klamm.errors import (
+    BufferFull,
+    Closed,
+    CommitGap,
+    DiskFull,
+    GroupBusy,
+    InvalidRecord,
+    InvalidSetting,
+    InvalidTopic,
+    KlammError,
+    NotInstalled,
+    NotOwner,
+    OffsetOutOfRange,
+    ReadOnly,
+    RecordTooLarge,
+    StoreBusy,
+    TopicExists,
+    TransactionError,
+    UnknownGroup,
+    UnknownTopic,
+    Unreachable,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -76,6 +98,15 @@ _MAX_BODY = 8 << 20
 _MAX_LOGIN = 4 << 10
 _LIVE_S = 2.0
 _KEEP_ALIVE_S = 15.0
+_STATUSES: tuple[tuple[int, tuple[type[KlammError], ...]], ...] = (
+    (400, (InvalidSetting, InvalidTopic, InvalidRecord, RecordTooLarge)),
+    (403, (ReadOnly,)),
+    (404, (UnknownTopic, UnknownGroup, OffsetOutOfRange)),
+    (409, (GroupBusy, TopicExists, NotOwner, CommitGap, TransactionError)),
+    (501, (NotInstalled, Unsupported)),
+    (503, (StoreBusy, Unreachable, Closed, DiskFull, BufferFull)),
+)
+"""What is not among them is 500: damage, or a mistake of ours."""
 
 
 def create_app(console: Console) -> ASGIApp:
@@ -94,7 +125,8 @@ class _App:
             routes += [Route(page.path, self._html(page)), Route(page.api_path, self._json(page))]
             if page.is_live:
                 routes.append(Route(_events_path(page), self._events(page)))
-        app = Starlette(routes=routes, exception_handlers={404: self._not_found})
+        handlers: dict[Any, Any] = {404: self._not_found, Exception: self._unexpected}
+        app = Starlette(routes=routes, exception_handlers=handlers)
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
         check = partial(is_password, console.store)
         self._guard = Guard(app, console.options, self._sessions, check)
@@ -159,7 +191,7 @@ class _App:
                 address = await run_in_threadpool(run, self._console, form)
             except (RequestError, KlammError, OSError) as error:
                 body, status = await run_in_threadpool(self._failed, page, visit, error)
-                return self._framed(page, self._visit(request), body, status)
+                return await run_in_threadpool(self._framed, page, self._visit(request), body, status)
             return RedirectResponse(address, 303)
 
         return respond
@@ -169,7 +201,11 @@ class _App:
         try:
             file = await run_in_threadpool(export_topic, self._console, visit)
         except (RequestError, KlammError, OSError) as error:
-            return json_problem(error)
+            if "text/html" not in request.headers.get("accept", ""):
+                return json_problem(error)
+            visit = replace(visit, path=visit.path.removesuffix("/export"))
+            body, status = await run_in_threadpool(self._failed, TOPIC, visit, error)
+            return await run_in_threadpool(self._framed, TOPIC, visit, body, status)
         form = visit.one("format", "jsonl")
         name = quote(f"{visit.params['topic']}.{form}")
         headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
@@ -233,6 +269,18 @@ class _App:
         title = "Not found"
         text = frame(self._console, visit, OVERVIEW, body, title=title, api=OVERVIEW.api_path, live=None)
         return HTMLResponse(text, status)
+
+    async def _unexpected(self, request: Request, error: Exception) -> Response:
+        """Return the page of an error that no page expects; it is raised again, and so logged."""
+        problem = RequestError(
+            500,
+            f"{type(error).__name__}: {error}",
+            "this is a mistake in Klamm: report it, with what the console has written to stderr",
+        )
+        if request.url.path.startswith(("/api/", "/events/")):
+            return json_problem(problem)
+        body, status = _problem(problem)
+        return await run_in_threadpool(self._framed, OVERVIEW, self._visit(request), body, status)
 
     # ---- the visitor
 
@@ -333,9 +381,7 @@ async def read_form(request: Request, sessions: Sessions, *, most_bytes: int = _
 def _status(error: Exception) -> int:
     if isinstance(error, RequestError):
         return error.status
-    if isinstance(error, UnknownTopic | UnknownGroup):
-        return 404
-    return 400 if isinstance(error, InvalidSetting | InvalidRecord | RecordTooLarge) else 500
+    return next((status for status, errors in _STATUSES if isinstance(error, errors)), 500)
 
 
 def _said(error: Exception) -> tuple[str, str]:

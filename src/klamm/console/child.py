@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,18 +126,35 @@ def end_children() -> None:
 
 
 class ChildCache:
-    """The output of commands, kept for some seconds: a child takes a second or so to start. Thread-safe."""
+    """The output of commands, kept for some seconds: a child takes a second or so to start. Thread-safe.
+
+    While a command runs, those who ask for the same wait for it, and for its error; commands do not wait for others.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept: dict[tuple[str, ...], tuple[float, list[Any]]] = {}
+        self._kept: dict[tuple[str, ...], _Output] = {}
 
     def run(self, *arguments: str) -> list[Any]:
         """Return the rows that `klamm ARGUMENTS` prints, or printed a moment ago."""
         with self._mutex:
             now_s = time.monotonic()
-            self._kept = {key: kept for key, kept in self._kept.items() if now_s - kept[0] < _CACHE_S}
-            if arguments not in self._kept:
-                rows = run_child(list(arguments), memory_bytes=_MEMORY, timeout_s=_TIMEOUT_S).rows
-                self._kept[arguments] = (time.monotonic(), rows)
-            return self._kept[arguments][1]
+            self._kept = {key: output for key, output in self._kept.items() if now_s < output.until_s}
+            is_first = arguments not in self._kept
+            output = self._kept.setdefault(arguments, _Output())
+        if is_first:
+            try:
+                output.rows.set_result(run_child(list(arguments), memory_bytes=_MEMORY, timeout_s=_TIMEOUT_S).rows)
+                output.until_s = time.monotonic() + _CACHE_S
+            except BaseException as error:  # noqa: BLE001 - raised by `result`, to those who wait, too
+                output.until_s = 0.0
+                output.rows.set_exception(error)
+        return output.rows.result()
+
+
+class _Output:
+    """The rows of a command, now or soon; kept until then."""
+
+    def __init__(self) -> None:
+        self.rows: Future[list[Any]] = Future()
+        self.until_s = float("inf")

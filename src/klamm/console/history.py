@@ -1,17 +1,20 @@
-"""The history of groups, in a topic of the store: what a console with --record writes, and every console shows.
+"""The history of groups, in a topic of the store: what `klamm serve` or a console with --record writes, and every
+console shows.
 
     __klamm_history      one partition; retention.ms and retention.bytes bound it
     value                {"every_ms": 10000, "groups": {"billing": [end, lag, lag_ms]}}
                          {"rebalance": "billing", "cause": …, "members": 2, "pause_ms": 4000, "came": 812}
     timestamp            when it was seen
 
-A look is written every EVERY_S. Where the next one is more than GAP times as far away, nothing was recorded: that is a
-gap, and drawn as one. A record that cannot be read is left out.
+One process records at a time: it holds the byte RECORDER (disk/locks.py). A look is written every EVERY_S, or later in
+a store that takes longer to look at: `every_ms` says when the next one was to come. Where it came after more than GAP
+times as long, nothing was recorded: that is a gap, and drawn as one. A record that cannot be read is left out.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +25,7 @@ from klamm.client.consume.range_reader import read_ranges
 from klamm.client.subscription import open_partitions
 from klamm.console.rebalances import Rebalance
 from klamm.console.sampler import GroupPoint
+from klamm.disk.locks import RECORDER
 from klamm.errors import KlammError, TopicExists, UnknownTopic
 from klamm.types import TopicPartition
 from klamm.where import Where, range_in
@@ -40,33 +44,48 @@ _READ_AGAIN_S = 5.0
 _MOST_READ = 20  # histories in memory
 _LATEST = Where("latest")
 
+_log = logging.getLogger("klamm.console")
+
 
 class Recorder:
-    """Writes looks into the topic. What goes wrong does not stop the console: `problem` says it."""
+    """Writes looks into the topic, unless another process does. What goes wrong is logged, and tried again."""
 
     def __init__(self, store: Store, *, every_s: float = EVERY_S) -> None:
         self._store = store
         self._every_s = every_s
         self._next_s = 0.0
         self._is_made = False
+        self._is_recorder = False
         self.problem: str | None = None
+
+    def is_recorder(self) -> bool:
+        """Return whether it is this one that records; it becomes so if no process does."""
+        if not self._is_recorder:
+            members = self._store._acquired().members
+            self._is_recorder = members is not None and members.try_hold(RECORDER)  # until the store is closed
+        return self._is_recorder
 
     def record(self, seen: Look, rebalances: dict[str, Rebalance]) -> None:
         """Write a look, if it is time for one, and rebalances that are over."""
         rows = [(seen.time_ms, {"rebalance": group, **rebalance._asdict()}) for group, rebalance in rebalances.items()]
-        if time.monotonic() >= self._next_s:
+        if seen.groups and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
             groups = {name: [point.end, point.lag, point.lag_ms] for name, point in seen.groups.items()}
-            rows.append((seen.time_ms, {"every_ms": round(self._every_s * 1000), "groups": groups}))
+            every_ms = max(round(self._every_s * 1000), seen.every_ms)
+            rows.append((seen.time_ms, {"every_ms": every_ms, "groups": groups}))
         if not rows:
             return
         try:
+            if not self.is_recorder():
+                return
             self._make()
             records = [(None, json.dumps(row).encode(), None, time_ms) for time_ms, row in rows]
             self._store.append_many(HISTORY_TOPIC, records, acks=1)
             self.problem = None
         except (KlammError, OSError) as error:
             self._is_made = False
+            if self.problem is None:
+                _log.warning("the history of groups is not recorded: %s", error)
             self.problem = str(error)
 
     def _make(self) -> None:
@@ -105,7 +124,10 @@ def _point(time_ms: int, row: dict[str, Any], group: str) -> GroupPoint | None:
     end, lag, lag_ms = numbers
     if not (isinstance(end, int) and isinstance(lag, int) and isinstance(lag_ms, int | None)):
         return None
-    return GroupPoint(time_ms, end, lag, lag_ms)
+    every_ms = row.get("every_ms")
+    if not isinstance(every_ms, int) or every_ms < 1:
+        every_ms = round(EVERY_S * 1000)
+    return GroupPoint(time_ms, end, lag, lag_ms, every_ms=every_ms)
 
 
 def _rebalance(row: dict[str, Any]) -> Rebalance | None:
@@ -146,11 +168,11 @@ def _parse(data: bytes | None) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def with_gaps(points: list[GroupPoint], every_ms: int) -> list[tuple[int, int | None, float | None]]:
+def with_gaps(points: list[GroupPoint]) -> list[tuple[int, int | None, float | None]]:
     """Return (time, lag in records, lag in seconds) of each point, and (time, None, None) where none was recorded."""
     shown: list[tuple[int, int | None, float | None]] = []
-    for point in points:
-        if shown and point.time_ms - shown[-1][0] > GAP * every_ms:
-            shown.append((shown[-1][0] + every_ms, None, None))
+    for before, point in zip([None, *points], points, strict=False):
+        if before is not None and point.time_ms - before.time_ms > GAP * max(before.every_ms, point.every_ms):
+            shown.append((before.time_ms + before.every_ms, None, None))
         shown.append((point.time_ms, point.lag, None if point.lag_ms is None else point.lag_ms / 1000))
     return shown

@@ -44,6 +44,7 @@ __all__ = [
 
 INTERVAL_S = 2.0
 SHARE = 0.1  # of the time, at most, that the thread works
+_EVERY_MS = round(INTERVAL_S * 1000)
 RATE_S = 10.0
 TREND_S = 60.0
 HISTORY = 900
@@ -62,10 +63,12 @@ class GroupPoint(NamedTuple):
     lag_ms: int | None
     """How old the oldest record is that it has not read; None if that cannot be read."""
     assignment: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """By member: the partitions it reads."""
+    """By member: the partitions it reads. Not in the history."""
     unread: tuple[tuple[str, int], ...] = ()
     """Partitions that a member reads and does not keep up with, as topic/partition, and its offset there. Not in the
     history."""
+    every_ms: int = _EVERY_MS
+    """After how long the next one was to come."""
 
 
 class Stall(NamedTuple):
@@ -86,6 +89,8 @@ class Look(NamedTuple):
     ends: Mapping[str, int]
     """By topic: offsets that were ever given out."""
     groups: Mapping[str, GroupPoint]
+    every_ms: int = _EVERY_MS
+    """After how long the next one is to come."""
 
 
 def group_point(group: GroupInfo, time_ms: int) -> GroupPoint:
@@ -160,10 +165,18 @@ class Sampler:
         store: Store,
         *,
         interval_s: float = INTERVAL_S,
+        share: float = SHARE,
+        history: int = HISTORY,
+        is_wanted: Callable[[], bool] = lambda: True,
         on_look: Callable[[Look, dict[str, Rebalance]], None] | None = None,
     ) -> None:
-        """Call `on_look` with each look, and the rebalances that are over since the one before."""
+        """Call `on_look` with each look, and the rebalances that are over since the one before. There is none while
+        `is_wanted` returns False.
+        """
         self._store = store
+        self._share = share
+        self._history = history
+        self._is_wanted = is_wanted
         self._on_look = on_look
         self._watches: dict[str, RebalanceWatch] = {}
         self._rebalances: dict[str, deque[Rebalance]] = {}
@@ -172,12 +185,12 @@ class Sampler:
         self._looks: deque[Look] = deque(maxlen=max(2, int(TREND_S / INTERVAL_S)) + 1)
         self._groups: dict[str, deque[GroupPoint]] = {}
         self._stalls: dict[str, dict[str, Stall]] = {}
-        self._totals: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._totals: deque[dict[str, Any]] = deque(maxlen=history)
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="klamm-console-sampler", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="klamm-console-sampler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -185,15 +198,19 @@ class Sampler:
         if self._thread is not None:
             self._thread.join(5)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Look again and again, until `stop`."""
         while not self._is_over.is_set():
-            began = time.monotonic()
+            began, wait_s = time.monotonic(), self._interval_s
             try:
-                self.add(look(self._store))
+                if self._is_wanted():
+                    seen = look(self._store)
+                    spent_s = time.monotonic() - began
+                    wait_s = max(wait_s, spent_s / self._share)
+                    self.add(seen._replace(every_ms=round((spent_s + wait_s) * 1000)))
             except (KlammError, OSError):
                 self.add(None)  # the pages that read the same say why
-            spent_s = time.monotonic() - began
-            self._is_over.wait(max(self._interval_s, spent_s / SHARE))
+            self._is_over.wait(wait_s)
 
     def add(self, seen: Look | None) -> None:
         """Add a sample; None: it failed, which leaves a gap."""
@@ -207,7 +224,9 @@ class Sampler:
                 self._rebalances.pop(name, None)
             over: dict[str, Rebalance] = {}
             for name, point in seen.groups.items():
-                self._groups.setdefault(name, deque(maxlen=HISTORY)).append(point._replace(unread=()))
+                self._groups.setdefault(name, deque(maxlen=self._history)).append(
+                    point._replace(assignment=(), unread=(), every_ms=seen.every_ms)
+                )
                 self._stalls[name] = stalls_of(point, self._stalls.get(name, {}))
                 rebalance = self._watches.setdefault(name, RebalanceWatch()).see(point)
                 if rebalance is not None:

@@ -8,6 +8,7 @@
                append lock of slot n, which is not a byte, but a word in `heads` (log/owner.h)
     members    byte 0: presence, shared by every process that has the store open; exclusive for recovery
                byte 1: the Kafka server, of which a store has at most one
+               byte 2: the process that records the history of groups (console/history.py)
                TABLE + s: the process that maintains the table of the topic whose partition 0 is in slot s
                (g + 1) << 40: the lock range of group number g. The member with index m holds byte m of the range, the
                owner of the partition in slot s byte OWNED + s, and the Kafka server byte DOOR as long as members of the
@@ -46,6 +47,7 @@ __all__ = [
     "MAX_MEMBER_INDEX",
     "OWNED",
     "PRESENCE",
+    "RECORDER",
     "SERVER",
     "TABLE",
     "TRANSACTION",
@@ -66,6 +68,7 @@ _STORE_LOCKS = ("write lock of klamm.db", "lock for opening the store", "queue f
 
 PRESENCE = 0
 SERVER = 1
+RECORDER = 2
 TABLE = 1 << 32
 OWNED = 1 << 30  # from the start of a group's region
 MAX_MEMBER_INDEX = 1 << 20

@@ -46,7 +46,6 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_image import GroupImage, Persist
 from klamm.kafka.group_state import DelayedRequest, Group, HeldResponse, Member, State
 from klamm.kafka.group_table import GroupTable
 from klamm.kafka.group_values import (
@@ -65,6 +64,7 @@ from klamm.kafka.group_values import (
 )
 from klamm.kafka.pending_responses import PendingResponses
 from klamm.kafka.timers import Timer, Timers
+from klamm.store.group_image import GroupImage, Persist
 
 __all__ = ["GroupCoordinator"]
 

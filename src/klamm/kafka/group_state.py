@@ -27,7 +27,6 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.group_image import GroupImage, MemberImage
 from klamm.kafka.group_memory import GROUP_BYTES, MEMBER_BYTES, GroupMemory
 from klamm.kafka.group_values import (
     GroupConfig,
@@ -42,8 +41,10 @@ from klamm.kafka.group_values import (
     SyncRequest,
 )
 from klamm.kafka.timers import Timer
+from klamm.store.consumer_protocol import subscribed_topics
+from klamm.store.group_image import GroupImage, MemberImage
 
-__all__ = ["DelayedRequest", "Group", "HeldResponse", "Member", "State", "subscribed_topics"]
+__all__ = ["DelayedRequest", "Group", "HeldResponse", "Member", "State"]
 
 Reply = TypeVar("Reply")
 
@@ -479,25 +480,3 @@ class Group:
                 return None
             topics |= found
         return frozenset(topics)
-
-
-def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topics in a consumer's metadata, which begins with a version (int16) and an array of strings, whatever
-    follows; None if it does not.
-    """
-    position = 6
-    count = int.from_bytes(metadata[2:6], "big", signed=True)
-    if len(metadata) < position or count > len(metadata):
-        return None
-    topics = set()
-    for _ in range(count):
-        begin = position + 2
-        size = int.from_bytes(metadata[position:begin], "big", signed=True)
-        position = begin + size
-        if size < 0 or position > len(metadata):
-            return None
-        try:
-            topics.add(metadata[begin:position].decode())
-        except UnicodeDecodeError:
-            return None
-    return frozenset(topics)

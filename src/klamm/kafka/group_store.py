@@ -35,8 +35,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from klamm.errors import GroupBusy, InvalidSetting, KlammError
-from klamm.kafka.group_image import GroupImage, decoded, encoded
 from klamm.kafka.large_requests import pieces
+from klamm.store.group_image import GroupImage, decoded, encoded
 from klamm.store.groups import Group, checked_name
 from klamm.store.wire_groups import Offsets, WireCommit, WireGroups
 from klamm.types import TopicId

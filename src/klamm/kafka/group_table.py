@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from klamm.kafka.group_image import GroupImage
 from klamm.kafka.group_memory import GroupMemory
 from klamm.kafka.group_state import Group, Member
+from klamm.store.group_image import GroupImage
 
 __all__ = ["GroupTable"]
 

@@ -328,7 +328,7 @@ class Groups:
             return self.create(execute, name, door)
         if group.door == door:
             return group
-        if door == "klamm" and self._sits_at_server(group):
+        if door == "klamm" and self.has_members_at_server(group):
             raise GroupBusy(
                 f"group {name!r}: its members belong to the Kafka server of this store",
                 hint="stop those, or use another group here",
@@ -380,14 +380,15 @@ class Groups:
     def check_not_live(self, group: Group) -> None:
         """Raise GroupBusy if the group has members of any door. Called under the klamm.db lock."""
         self.check_not_embedded(group)
-        if group.door == "kafka" and self._sits_at_server(group):
+        if group.door == "kafka" and self.has_members_at_server(group):
             raise GroupBusy(
                 f"group {group.name!r}: the group is not empty: it has members at the Kafka server of this store",
                 hint="stop them first",
             )
 
-    def _sits_at_server(self, group: Group) -> bool:
-        return bool(self._locks().held(group_lock_base(group.number) + DOOR))
+    def has_members_at_server(self, group: Group) -> bool:
+        """Return whether members of the group belong to the Kafka server, or clients are about to join there."""
+        return bool(self._held(group_lock_base(group.number) + DOOR, 1))
 
     def check_not_embedded(self, group: Group) -> None:
         """Raise GroupBusy if processes that have the store open are members. Called under the klamm.db lock."""

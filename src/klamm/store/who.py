@@ -19,6 +19,7 @@ from klamm.disk.locks import (
     DOOR,
     OWNED,
     PRESENCE,
+    RECORDER,
     SERVER,
     TABLE,
     TRANSACTION,
@@ -145,6 +146,8 @@ class _Names:
             return _Lock("open")
         if byte == SERVER:
             return _Lock("Kafka server")
+        if byte == RECORDER:
+            return _Lock("history of groups")
         if byte >= TRANSACTION:
             return self._transaction(byte - TRANSACTION)
         if byte >> _GROUP_BITS:

@@ -1,6 +1,6 @@
 """The groups of the Kafka server: calls for many groups at a time, each with its own outcome.
 
-    wire_groups    group_number, state, crc      state: the members of a stable generation, as the server spells them
+    wire_groups    group_number, state, crc      state: the members of a stable generation: group_image.py
 
 Promises
   WGR1  One call is one write. An error of one group is returned, and the others are done.
@@ -30,6 +30,7 @@ from klamm.types import PartitionKey, TopicId
 if TYPE_CHECKING:
     from klamm.store.database import Execute
     from klamm.store.directory import Core
+    from klamm.store.group_image import GroupImage
 
 __all__ = ["SCHEMA", "Embedded", "Offsets", "WireCommit", "WireGroups"]
 
@@ -124,6 +125,21 @@ class WireGroups:
                     delete_group(execute, group)
 
     # ---- members that outlive the server
+
+    def image(self, group: Group) -> GroupImage | None:
+        """Return the members of a group at the server, as they were assigned last; None if that is not stored: they
+        have yet to be assigned something, are too many, or the row is damaged.
+        """
+        from klamm.store.group_image import decoded
+
+        statement = "SELECT group_number, state, crc FROM wire_groups WHERE group_number = ?"
+        row = next(iter(self._database.read(statement, (group.number,))), None)
+        if row is None or row[2] != crc(*row[:2]):
+            return None
+        try:
+            return decoded(group.name, row[1])
+        except ValueError:  # a newer Klamm wrote it
+            return None
 
     def persist(self, name: str, state: bytes | None) -> Group | None:
         """Store `state` for the next server, or delete it (None). Return the group if it has a state: it belongs to the

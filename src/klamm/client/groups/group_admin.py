@@ -6,7 +6,7 @@ where it would be, `apply` does it, if the group is still there and has no membe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.batch import RECORDS, decode
@@ -15,6 +15,7 @@ from klamm.errors import CommitGap, GroupBusy, GroupError, InvalidSetting, Klamm
 from klamm.other_names import explains_names
 from klamm.store.groups import Group, OffsetRow, checked_metadata, checked_name, put_offsets
 from klamm.store.names import nearest
+from klamm.store.wire_groups import WireGroups
 from klamm.types import (
     Committed,
     GroupInfo,
@@ -76,10 +77,16 @@ class Groups:
         core = self._store._acquired()
         group = core.groups.get(name)
         live = core.groups.live_member_indexes(group.number)
+        at_server = group.door == "kafka" and core.groups.has_members_at_server(group)
         topics = {topic.name: topic for topic in core.catalog.topics()}
         names = {topic.id: topic.name for topic in topics.values()}
-        members: list[GroupMember] = []
-        wanted: set[tuple[str, int]] = set()
+        members: list[GroupMember] = _members_at_server(core, group, topics) if at_server else []
+        wanted: set[tuple[str, int]] = {
+            (topic, number)
+            for member in members
+            for topic in member.topics
+            for number in range(len(topics[topic].partitions))
+        }
         for row in core.groups.rows(group.number):
             if row.member_index in live:
                 chosen = wanted_of(row.topics, topics)
@@ -98,7 +105,12 @@ class Groups:
             for name, partition in open_partitions(core, sorted(wanted | stored.keys()), skip_unknown=True).items()
         ]
         return GroupInfo(
-            group.name, "active" if live else "empty", group.door, tuple(members), tuple(found), group.created_ms
+            group.name,
+            "active" if live or at_server else "empty",
+            group.door,
+            tuple(members),
+            tuple(found),
+            group.created_ms,
         )
 
     # ---- moving
@@ -234,6 +246,29 @@ class Groups:
             group = core.groups.claim(execute, wanted)
             core.groups.check_not_live(group)
             put_offsets(execute, group.number, rows)
+
+
+def _members_at_server(core: Core, group: Group, topics: Container[str]) -> list[GroupMember]:
+    """Return the members that belong to the Kafka server; none while they have yet to be assigned something."""
+    from klamm.store.consumer_protocol import assigned_partitions, subscribed_topics
+
+    image = WireGroups(core).image(group)
+    if image is None:
+        return []
+    is_consumer = image.protocol_type == "consumer"
+    members = []
+    for member in image.members:
+        metadata = next((metadata for name, metadata in member.protocols if name == image.protocol), b"")
+        assignment = (assigned_partitions(member.assignment) or ()) if is_consumer else ()
+        subscribed = subscribed_topics(metadata) if is_consumer else None
+        if subscribed is None:
+            subscribed = frozenset(topic for topic, _ in assignment)
+        chosen = tuple(sorted(topic for topic in subscribed if topic in topics))
+        host = member.client_host.removeprefix("/")
+        members.append(
+            GroupMember(member.member_id, member.instance_id, chosen, assignment, None, member.client_id, host)
+        )
+    return members
 
 
 def _by_partition(core: Core, group: Group) -> dict[tuple[str, int], OffsetRow]:

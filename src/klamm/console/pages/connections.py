@@ -26,7 +26,12 @@ __all__ = ["CONNECTIONS", "count_connections"]
 _TIMEOUT_S = 3.0
 _COUNT_TIMEOUT_S = 0.5
 _MOST_BYTES = 8 << 20
-_HOW = "klamm serve PATH --console 8080 --metrics 9644 --set request.log.size=50"
+
+
+def _serve_line(console: Console) -> str:
+    """Return the command that starts a server whose connections the console shows."""
+    options = ("--console", 8080, "--metrics", 9644, "--set", "request.log.size=50")
+    return text.command("klamm", "serve", console.path, *options)
 
 
 def read_connections(console: Console, visit: Visit) -> dict[str, Any]:
@@ -66,18 +71,21 @@ def _fetch(console: Console, timeout_s: float = _TIMEOUT_S) -> list[dict[str, An
         rows = json.loads(body)["connections"]
     except HTTPError as error:
         if error.code == 404:
-            raise RequestError(503, f"{address}: the server keeps no requests", f"start it so: {_HOW}") from None
+            hint = f"restart the server as {_serve_line(console)}"
+            raise RequestError(503, f"{address}: the server keeps no requests", hint) from None
         if error.code in (401, 403):
-            raise RequestError(503, f"{address}: {error}", "it has logins: let the server start the console") from None
+            hint = (
+                f"the metrics port has logins, and lets in the console that the server starts: {_serve_line(console)}"
+            )
+            raise RequestError(503, f"{address}: {error}", hint) from None
         raise RequestError(503, f"{address}: {error}") from None
     except (URLError, OSError) as error:
-        raise RequestError(
-            503,
-            f"{address}: the server does not answer: {error}",
-            "check that it runs, and that its metrics are at that address",
-        ) from None
+        why = error.reason if isinstance(error, URLError) else error
+        hint = "check that klamm serve runs, with --metrics at that address"
+        raise RequestError(503, f"{address}: the server does not answer: {why}", hint) from None
     except (ValueError, KeyError, TypeError):
-        raise RequestError(503, f"{address}: this is not what a Klamm server says") from None
+        hint = "check that --server names the metrics port of klamm serve"
+        raise RequestError(503, f"{address}: not the response of a Klamm server", hint) from None
     assert isinstance(rows, list)
     return rows
 
@@ -85,7 +93,8 @@ def _fetch(console: Console, timeout_s: float = _TIMEOUT_S) -> list[dict[str, An
 def render_connections(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
     if data["server"] is None:
         why = "The console knows no server. Start it with one that keeps recent requests:"
-        return join([el("h1", "Connections"), el("p", why, class_="quiet"), el("p", el("code", _HOW, class_="line"))])
+        line = el("code", _serve_line(console), class_="line")
+        return join([el("h1", "Connections"), el("p", why, class_="quiet"), el("p", line)])
     rows = [
         el(
             "tr",

@@ -21,6 +21,7 @@ from klamm.console.board import LIFE_TOPIC
 from klamm.console.context import Console, Visit
 from klamm.console.html import Child, Html, el, join
 from klamm.console.text import moment
+from klamm.errors import KlammError
 
 __all__ = [
     "Page",
@@ -289,7 +290,7 @@ def _header(console: Console, visit: Visit) -> Html:
         return el("header", brand, where, el("span", f"saved {when} by klamm {version('klamm')}", class_="path"))
     links = [
         el("a", name, href=address, aria_current="page" if _is_at(visit.path, address) else None)
-        for name, address in (*_NAVIGATION, *([("Life", "/life")] if LIFE_TOPIC in console.store.topics else []))
+        for name, address in (*_NAVIGATION, *([("Life", "/life")] if _has_life(console) else []))
     ]
     other = {"dark": "light", "light": "dark"}.get(visit.theme, "dark")
     tools = el(
@@ -309,6 +310,13 @@ def _header(console: Console, visit: Visit) -> Html:
     )
     home = el("a", brand, href="/", class_="home", aria_label="Klamm: overview")
     return el("header", home, where, el("nav", links, aria_label="Views"), tools)
+
+
+def _has_life(console: Console) -> bool:
+    try:
+        return LIFE_TOPIC in console.store.topics
+    except (KlammError, OSError):  # the page says why; its frame is needed for that
+        return False
 
 
 def _is_at(path: str, address: str) -> bool:

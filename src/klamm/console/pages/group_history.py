@@ -8,11 +8,11 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.history import EVERY_S, with_gaps
+from klamm.console.history import with_gaps
 from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import cell, chart, table
 from klamm.console.rebalances import Rebalance
-from klamm.console.sampler import INTERVAL_S, TREND_S, GroupPoint
+from klamm.console.sampler import TREND_S, GroupPoint
 
 __all__ = ["SPANS", "group_history", "history_html", "last_rate", "rebalances_table"]
 
@@ -23,8 +23,8 @@ SPANS = {
 _MOST_POINTS = 1_500
 
 
-def group_history(console: Console, group: str, span_ms: int) -> tuple[list[GroupPoint], list[Rebalance], int]:
-    """Return what was recorded before this console started, then what it has seen; and how far points are apart."""
+def group_history(console: Console, group: str, span_ms: int) -> tuple[list[GroupPoint], list[Rebalance]]:
+    """Return what was recorded before this console started, then what it has seen; some of the points, if many."""
     since_ms = time.time_ns() // 1_000_000 - span_ms
     seen = [point for point in console.sampler.group_history(group) if point.time_ms >= since_ms]
     own = [rebalance for rebalance in console.sampler.rebalances(group) if rebalance.time_ms >= since_ms]
@@ -32,9 +32,9 @@ def group_history(console: Console, group: str, span_ms: int) -> tuple[list[Grou
     recorded, rebalances = console.history.read(group, span_ms)
     points = [*(point for point in recorded if point.time_ms < first_ms), *seen]
     earlier = [rebalance for rebalance in rebalances if rebalance.time_ms < first_ms]
-    every_ms = round((EVERY_S if recorded else INTERVAL_S) * 1000)
     step = len(points) // _MOST_POINTS + 1
-    return points[::-step][::-1], [*earlier, *own], every_ms * step
+    shown = [point._replace(every_ms=point.every_ms * step) for point in points[::-step]]
+    return shown[::-1], [*earlier, *own]
 
 
 def last_rate(points: Sequence[GroupPoint]) -> tuple[float, int] | None:
@@ -57,7 +57,9 @@ def _passed(point: GroupPoint) -> int:
 
 def history_html(visit: Visit, data: dict[str, Any]) -> Html:
     """Return charts of the lag in records and in seconds, with rebalances marked, and links to other spans."""
-    points = [GroupPoint(row["time_ms"], 0, row["lag"], row["lag_ms"]) for row in data["history"]]
+    points = [
+        GroupPoint(row["time_ms"], 0, row["lag"], row["lag_ms"], every_ms=row["every_ms"]) for row in data["history"]
+    ]
     links = [
         el("a", name, href=visit.address(span=name), aria_current="page" if length == data["span_ms"] else None)
         for name, length in SPANS.items()
@@ -65,9 +67,9 @@ def history_html(visit: Visit, data: dict[str, Any]) -> Html:
     span = next((name for name, length in SPANS.items() if length == data["span_ms"]), "")
     title = el("h2", "Lag of the last ", span if visit.is_saved else el("span", links, class_="spans"))
     if len(points) < 3:
-        why = "Measuring: the history begins when the console does, or a console with --record did."
+        why = "Measuring: the history begins when the console does, or klamm serve or a console with --record did."
         return join([title, el("p", why, class_="empty")])
-    lags = with_gaps(points, data["every_ms"])
+    lags = with_gaps(points)
     marks = [(row["time_ms"], f"rebalance: {row['cause']}") for row in data["rebalances"]]
     records = [(time_ms, count) for time_ms, count, _ in lags]
     seconds = [(time_ms, behind_s) for time_ms, _, behind_s in lags]

@@ -55,7 +55,7 @@ GROUPS = Page(
 def read_group(console: Console, visit: Visit) -> dict[str, Any]:
     group = console.store.groups.describe(_name(visit))
     span_ms = SPANS[visit.one("span")] if visit.one("span") in SPANS else SPANS["30m"]
-    points, rebalances, every_ms = group_history(console, group.name, span_ms)
+    points, rebalances = group_history(console, group.name, span_ms)
     return {
         **group_row(console, group),
         "created_ms": group.created_ms,
@@ -63,6 +63,8 @@ def read_group(console: Console, visit: Visit) -> dict[str, Any]:
             {
                 "member": member.name or member.id,
                 "id": member.id,
+                "client_id": member.client_id,
+                "host": member.host,
                 "joined_ms": member.joined_ms,
                 "partitions": [f"{topic}/{number}" for topic, number in member.assignment],
             }
@@ -80,8 +82,10 @@ def read_group(console: Console, visit: Visit) -> dict[str, Any]:
             for offset in group.offsets
         ],
         "span_ms": span_ms,
-        "history": [{"time_ms": point.time_ms, "lag": point.lag, "lag_ms": point.lag_ms} for point in points],
-        "every_ms": every_ms,
+        "history": [
+            {"time_ms": point.time_ms, "lag": point.lag, "lag_ms": point.lag_ms, "every_ms": point.every_ms}
+            for point in points
+        ],
         "rebalances": [rebalance._asdict() for rebalance in rebalances],
     }
 
@@ -120,20 +124,27 @@ def render_group(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         empty="It has committed nothing yet.",
         numeric=" nnnnn ",
     )
+    is_at_server = data["door"] == "kafka"
     by_member = table(
-        ("member", "joined", "partitions"),
+        ("member", *(("client id", "host") if is_at_server else ("joined",)), "partitions"),
         [
             el(
                 "tr",
                 cell(each["member"], kind="mono"),
-                cell(text.moment(each["joined_ms"]), kind="fit mono"),
+                *(
+                    (cell(each["client_id"] or "–", kind="mono"), cell(each["host"] or "–", kind="fit mono"))
+                    if is_at_server
+                    else (cell(text.moment(each["joined_ms"]), kind="fit mono"),)
+                ),
                 cell(", ".join(each["partitions"]) or "none", kind="mono"),
                 data_key=f"member {each['id']}",
             )
             for each in members
         ],
         caption="Members",
-        empty="No members: no consumer reads with this group now.",
+        empty="No members: no consumer reads with this group now."
+        if data["state"] == "empty"
+        else "Its members have yet to be assigned partitions.",
     )
     title = [el("a", "Groups", href="/groups", class_="crumb"), el("span", "/", class_="crumb"), data["group"]]
     move = el("a", "Reset: see what it would do", href=group_address(data["group"], "/groups/reset"), class_="button")
@@ -191,11 +202,16 @@ def read_reset(console: Console, visit: Visit) -> dict[str, Any]:
     group = console.store.groups.describe(_name(visit))
     rate, rate_ms = console.sampler.out_per_s(group.name), None
     if not rate:  # a group that can be moved has no members: what counts is how fast it read when it had some
-        points, _, _ = group_history(console, group.name, SPANS["1d"])
+        points, _ = group_history(console, group.name, SPANS["1d"])
         rate, rate_ms = last_rate(points) or (None, None)
     data: dict[str, Any] = {"group": group.name, "to": visit.one("to"), "topic": visit.one("topic"), "out_per_s": rate}
     data["rate_of_ms"] = rate_ms
-    data |= {"members": len(group.members), "topics": sorted({offset.topic for offset in group.offsets}), "plan": None}
+    data |= {
+        "state": group.state,
+        "members": len(group.members),
+        "topics": sorted({offset.topic for offset in group.offsets}),
+        "plan": None,
+    }
     if not visit.one("to"):
         return data
     plan = _plan(console, visit)
@@ -303,7 +319,7 @@ def _apply(console: Console, visit: Visit, data: dict[str, Any]) -> Html | None:
         return None
     if not console.options.allow_changes:
         return note("This console only reads: the command below does it, or klamm console --allow-changes.")
-    if data["members"]:
+    if data["state"] != "empty":
         return note("The group has members: it can be moved when they have left.", kind="warn")
     if not any(row["before"] != row["after"] for row in data["plan"]):
         return note("Nothing to do: it is there.")

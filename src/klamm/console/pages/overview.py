@@ -80,7 +80,7 @@ def forecast(row: dict[str, Any]) -> Html:
     if row["catch_up_ms"] == 0:
         return badge("keeps up", "good")
     if row["catch_up_ms"] == NEVER:
-        return badge("never, at this rate", "bad") if row["members"] else badge("never: no members", "warn")
+        return badge("never, at this rate", "bad") if row["state"] == "active" else badge("never: no members", "warn")
     if row["catch_up_ms"] is None:
         return el("span", "measuring…", class_="quiet")
     return el("span", f"in about {text.duration(row['catch_up_ms'])}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,8 +22,9 @@ from klamm.console.child import run_child
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
 from klamm.console.html import Html, el, exact, join
-from klamm.console.pages.frame import Page, bar, cell, chart, table
+from klamm.console.pages.frame import Page, bar, cell, chart, note, table
 from klamm.console.pages.produce import check_changes
+from klamm.errors import NotInstalled
 from klamm.times import parse_time
 
 __all__ = ["SQL", "save_query"]
@@ -66,9 +68,12 @@ def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
         "queries": _kept(console),
         "rows": None,
         "topics": list(console.store.topics),
+        "install": _missing(),
     }
     if not query:
         return data
+    if data["install"] is not None:
+        raise NotInstalled("SQL needs DuckDB, which is not installed", name="duckdb", hint=data["install"])
     result = run_child(
         ["sql", _LIMITS + query, "--store", console.store.path, "--read-only", "-o", "json"],
         memory_bytes=8 * MEMORY,
@@ -78,6 +83,11 @@ def read_sql(console: Console, visit: Visit) -> dict[str, Any]:
     rows = [row for row in result.rows if isinstance(row, dict)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return {**data, "columns": columns, "rows": rows, "is_cut": result.is_cut, "took_ms": result.took_ms}
+
+
+def _missing() -> str | None:
+    """Return the command that installs what SQL needs; None if it is there."""
+    return "pip install 'klamm[sql]'" if find_spec("duckdb") is None or find_spec("pyarrow") is None else None
 
 
 _TITLE = el("h1", "SQL", el("small", "topics are tables; text(value) ->> '$.id' looks into JSON"))
@@ -90,6 +100,9 @@ def render_sql(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         kept if not visit.is_saved else None,
         el("pre", data["query"]) if visit.is_saved else _form(visit),
     ]
+    if data["install"] is not None:
+        sentence = ["SQL needs DuckDB, which is not installed: ", el("code", data["install"], class_="line")]
+        return join([_TITLE, note(sentence)])
     if data["rows"] is not None:
         cut = f", the first {len(data['rows']):,}" if data["is_cut"] else ""
         summary = f"{text.count(len(data['rows']), 'row')}{cut} in {text.duration(data['took_ms'])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -172,7 +173,12 @@ def render_topic(console: Console, visit: Visit, data: dict[str, Any]) -> Html:
         if is_filtered
         else f" of {text.count(found.total)}, {'oldest' if is_forward else 'newest'} first"
     )
-    links = [el("a", label, href=_export(visit, form)) for form, label in _FORMATS.items()]
+    links = [
+        el("span", f"{label}: pip install 'klamm[arrow]'", class_="quiet")
+        if form == "parquet" and find_spec("pyarrow") is None
+        else el("a", label, href=_export(visit, form))
+        for form, label in _FORMATS.items()
+    ]
     exports = el(
         "span", "Export ", [[" · " if number else "", link] for number, link in enumerate(links)], class_="grow"
     )

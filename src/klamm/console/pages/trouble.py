@@ -64,7 +64,7 @@ def find_trouble(
         name = group["group"]
         if group["lag"] and group["catch_up_ms"] == NEVER:
             behind = f"{group['lag']:,} records, {text.duration(group['lag_ms'])} behind"
-            why = "its lag does not fall" if group["members"] else "it has no members"
+            why = "its lag does not fall" if group["state"] == "active" else "it has no members"
             line = console.command("group", "show", name)
             found.append(_row("warn", f"Group {name} does not catch up", f"{behind}; {why}", line, group_address(name)))
         stalls = console.sampler.stalls(name, now_ms, STALL_MS)
