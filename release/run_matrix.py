@@ -62,7 +62,8 @@ def usable_version(python: str) -> str | None:
 
 def find_python(name: str) -> str | None:
     """Return the path of a Python, given by a path or a name such as python3.12: in PATH, else pyenv's newest."""
-    if path := shutil.which(name):
+    path = shutil.which(name)
+    if path is not None and Path(path).parent.name != "shims":  # of pyenv's, that start a version only where it is set
         return path
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     found = {directory: directory / "bin" / name for directory in versions.glob(f"{name.removeprefix('python')}.*")}

@@ -109,10 +109,11 @@ def test_the_matrix_names_a_python_that_it_cannot_use(tmp_path: Path, capsys: py
 
 
 def test_the_matrix_finds_the_newest_python_that_pyenv_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "shims"))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    for version in ("3.98.9", "3.98.10", "3.9.1", "3.97.0"):
-        program = tmp_path / "versions" / version / "bin" / f"python{version.rpartition('.')[0]}"
+    folders = {version: tmp_path / "versions" / version / "bin" for version in ("3.98.9", "3.98.10", "3.9.1", "3.97.0")}
+    for version, folder in {**folders, "3.98.0": tmp_path / "shims"}.items():
+        program = folder / f"python{version.rpartition('.')[0]}"
         program.parent.mkdir(parents=True)
         program.touch(0o755)
     find_python = script("run_matrix").find_python

@@ -172,7 +172,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _scan(task: Task, opened: OpenTopic, start: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Scan with the column `offset`, whatever the schema says: it tells how far we are."""
+    """Scan with the column `offset`, whatever the schema says: it shows how far the scan is."""
     number = task.range.tp.partition
     columns: Any = [*schema.names, *(["offset"] if "offset" not in schema.names else [])]
     scan = Scan(

@@ -14,7 +14,7 @@ The files may make a table, in Delta's format or in Iceberg's (archive_table.py)
 
 A micro-batch is written into staging, its dead letters are sent, and then the journal takes all of its files in at
 once and says that it is done. Killed before that, it is written again: Spark reads the same offsets again, and the dead
-letters bear a mark that lets them be sent once (txnAppId, txnVersion). Killed after that, the next run does the rest.
+letters carry an id, by which they are sent once (txnAppId, txnVersion). Killed after that, the next run does the rest.
 Files that are too small are merged in the same way: one comes, and those that it is made of go. Delta does it itself.
 """
 

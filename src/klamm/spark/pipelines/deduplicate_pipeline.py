@@ -2,8 +2,8 @@
 
     deduplicate(spark, "events/", "orders", "orders.once", by="header:id", within="1 day")
 
-A record passes if no record with its id that has passed is as young as its own time less `within`; else it is dropped,
-and counted. In a micro-batch, records of an id take their turn by time, then partition and offset. What passes keeps
+A record is dropped, and counted, if a record with its id has passed whose time is at or after its own less `within`;
+else it passes. In a micro-batch, records of an id take their turn by time, then partition and offset. What passes keeps
 key, value, headers and timestamp, and records of one partition and key keep their order only as far as their times do.
 
 State is one number for each id: when it passed last. It is forgotten when the watermark has passed that by `within`:

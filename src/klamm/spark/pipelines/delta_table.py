@@ -160,7 +160,7 @@ class DeltaTable(ArchiveTable):
             status, day = os.stat(f"{self._directory}/{name}"), name.partition("/")[0].removeprefix(_DATE)
             values = {"date": None if day.startswith("+") else day}  # Delta's dates end with the year 9999
             modified_ms = status.st_mtime_ns // 1_000_000
-            actions.append(AddAction(name, status.st_size, values, modified_ms, True, json.dumps(_told(statistics))))
+            actions.append(AddAction(name, status.st_size, values, modified_ms, True, json.dumps(_as_json(statistics))))
         properties = CommitProperties(
             custom_metadata={name: json.dumps(value) for name, value in summary.items()},
             app_transactions=[Transaction(self._app_id, sequence)],
@@ -195,7 +195,7 @@ def _files_of(table: Any, directory: str) -> Iterator[TableFile]:
         yield TableFile(f"{directory}/{each['path']}", each["size_bytes"], None if day is None else str(day))
 
 
-def _told(statistics: FileStatistics) -> dict[str, Any]:
+def _as_json(statistics: FileStatistics) -> dict[str, Any]:
     """Return statistics as Delta spells them."""
     columns = ("partition", "offset")
     least = {name: statistics.least[name] for name in columns if name in statistics.least}

@@ -1,8 +1,9 @@
 """Spark's reports of the micro-batches of a query, each once and none left out, however quick they are.
 
-Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener is
-told of each. A listener belongs to a session and hears of all its queries, in a thread of Spark's, while the query goes
-on: so reports are chosen by the id of the run, and when the end of the query is reported, they are complete.
+Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener
+gets each of them. A listener belongs to a session and gets the reports of all its queries, in a thread of Spark's,
+while the query goes on: so reports are chosen by the id of the run, and are complete when the end of the query is
+reported.
 """
 
 from __future__ import annotations

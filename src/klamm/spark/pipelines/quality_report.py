@@ -52,7 +52,7 @@ class Quality:
     topic: str
     store: str
     since: str | None
-    """Only records as young as this were looked at."""
+    """Only records at or after this time were read."""
     records: int
     bucket: str
     """How long each of `buckets` is: hour, day, week, month (30 days), year, …"""
@@ -110,8 +110,8 @@ def quality(
 
     `spark` None: without Spark, by DuckDB in this process, which suits a small topic (`small`).
 
-    `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records as
-    young as that. `progress` is called with offsets done and offsets in all, each of which is read twice.
+    `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records at
+    or after that. `progress` is called with offsets done and offsets in all, each of which is read twice.
 
     UnknownTopic, NotAStore and InvalidSetting are raised before a job starts.
     """
