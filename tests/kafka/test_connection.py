@@ -448,12 +448,10 @@ def test_a_client_whose_request_is_cancelled_does_not_wait_forever(
 
     supported = table[API_VERSIONS.key]
     server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
-    try:
-        raw.send_bytes(versions(1))
-        with pytest.raises(ConnectionEnded):
-            raw.receive()
-    finally:
-        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported))
+    raw.send_bytes(versions(1))
+    with pytest.raises(ConnectionEnded):
+        raw.receive()
+    server.call(lambda: table.__setitem__(API_VERSIONS.key, supported))
     with server.dial() as other:
         assert other.ask(API_VERSIONS, 0).error_code == 0
     assert "ApiVersions v3 failed; the connection is closed" in caplog.text
