@@ -73,7 +73,7 @@ MAY_BLOCK = {
     ),
     *("delete_topic", "claim_door", "reserve_generations", "init_producer_id", "add_group", "end", "commit_offsets"),
 }
-OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"}
+OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster", "ConsumerGroupHeartbeat"}
 OF = {"broker", "core", "catalog", "partition", "lookup", "segment", "shutil"}
 
 

@@ -453,7 +453,6 @@ HANDLERS = (
         0,
         1,
         consumer_group_heartbeat,
-        rights=("Read Group",),
         needs_catalog=False,
         notes="UNSUPPORTED_VERSION at once: groups are classic ones",
     ),
