@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from klamm.kafka import large_requests
 from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import configs as configs_module
 from klamm.kafka.apis import fetch as fetch_module
-from klamm.kafka.large_requests import PIECE, LargeRequests
+from klamm.kafka.audit import Audit
+from klamm.kafka.large_requests import LARGE_FRAME, PIECE, LargeRequests
 from klamm.kafka.pools import PartitionExecutors
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
 from klamm.kafka.wire.codec import Api
@@ -35,6 +37,7 @@ from klamm.kafka.wire.messages import (
     DESCRIBE_TRANSACTIONS,
     FETCH,
     FIND_COORDINATOR,
+    INCREMENTAL_ALTER_CONFIGS,
     INIT_PRODUCER_ID,
     JOIN_GROUP,
     LIST_GROUPS,
@@ -231,6 +234,39 @@ def test_one_whose_client_goes_keeps_no_other_waiting() -> None:
 
     asyncio.run(main())
     assert handled == ["next"]
+
+
+def test_one_whose_client_is_gone_goes_on_no_more() -> None:
+    async def main() -> None:
+        call = SimpleNamespace(is_large=False, is_gone=False)
+        turn = LargeRequests(asyncio.get_running_loop()).turn(call)  # type: ignore[arg-type]
+        await turn.next()
+        call.is_gone = True
+        with pytest.raises(asyncio.CancelledError):
+            await turn.next()
+
+    asyncio.run(main())
+
+
+def test_what_was_done_for_a_client_that_is_gone_is_in_the_audit_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+    recorded: list[object] = []
+    monkeypatch.setattr(Audit, "responded", lambda self, call, response: recorded.append(response))
+    resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=4, resource_name="x" * LARGE_FRAME)
+    with served(tmp_path / "events", audit_topic="audit") as server:
+        wait = LargeRequests.wait
+
+        async def disconnect(self: LargeRequests) -> None:
+            for connection in list(server.server.listener.connections):
+                connection.close()
+            await wait(self)
+
+        monkeypatch.setattr(LargeRequests, "wait", disconnect)
+        with server.dial() as raw, pytest.raises(ConnectionEnded):
+            raw.ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource])
+        until(lambda: len(recorded) == 1, "it is recorded")
 
 
 def test_one_that_fails_is_followed_by_the_next() -> None:

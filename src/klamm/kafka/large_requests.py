@@ -104,7 +104,12 @@ class Turn:
         return self._requests.now() >= self._ends
 
     async def next(self) -> None:
-        """Let others have the loop, until it is this request's turn again. Its response is encoded in turns, too."""
+        """Let others have the loop, until it is this request's turn again. Its response is encoded in turns, too.
+
+        Raise CancelledError if its client is gone.
+        """
         self._call.is_large = True
         await self._requests.wait()
+        if self._call.is_gone:
+            raise asyncio.CancelledError
         self._ends = self._requests.now() + TURN_S

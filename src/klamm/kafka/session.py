@@ -466,21 +466,21 @@ class Session:
                 if turn.is_over:
                     await turn.next()
             frame = await self._encode(call, response, turn)
-            wait_s = self._charge(call, frame) if broker.quotas.is_active and not self.is_closed else 0.0
+            wait_s = self._charge(call, frame) if broker.quotas.is_active else 0.0
             if wait_s and hasattr(response, "throttle_time_ms"):
                 response.throttle_time_ms = throttle_ms(wait_s)
                 frame = await self._encode(call, response, turn)
+        except asyncio.CancelledError:  # the client is gone, or the server stops
+            self._complete_without_client(call, response)
+            raise
         except Exception as error:  # noqa: BLE001  # as in `_go_on`
             self._failed(call, error)
             return
-        if self.is_closed:
-            self._complete_without_client(call, response)
-        else:
-            self._send(call, response, frame, wait_s)
-            self._channel.go_on()
+        self._send(call, response, frame, wait_s)
+        self._channel.go_on()
 
     async def _encode(self, call: Call, response: Struct, turn: Turn) -> list[Any]:
-        """Encode the response. Raise ResponseTooLarge as soon as it is; of a client that is gone, stop."""
+        """Encode the response. Raise ResponseTooLarge as soon as it is."""
         limit, size, parts = self.max_response(call), 0, list[bytes]()
         for encoded in call.api.response.encode_in_steps(response, call.version):
             if turn.is_over:
@@ -490,8 +490,6 @@ class Session:
                 if size > limit:
                     raise ResponseTooLarge(limit)
                 await turn.next()
-                if self.is_closed:
-                    return []
         return framed_response(call.api, call.version, call.correlation_id, [*parts, b"".join(encoded)])
 
     def _send(self, call: Call, response: Struct | None, frame: list[Any] | None, wait_s: float) -> None:
