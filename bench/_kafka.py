@@ -332,10 +332,10 @@ def compare(
                 options.rounds,
                 warm=False,
             )
-            for at, way, most in ((0, "produce", 0.5), (1, "consume", 1)):
+            for at, way in ((0, "produce"), (1, "consume")):
                 ours, theirs = ([each[at] for each in found[name]] for name in ("klamm", "kafka"))
                 answer_rate(f"{way} {size} B with {client}", ours, peer, theirs)
-                answer_cpu(f"{way} {size} B with {client}, the server's CPU", ours, peer, theirs, most)
+                answer_cpu(f"{way} {size} B with {client}, the server's CPU", ours, peer, theirs, 0.5)
 
 
 def answer_rate(question: str, ours: list[Load], peer: str, theirs: list[Load]) -> None:

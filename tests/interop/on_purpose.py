@@ -118,7 +118,8 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
         "a marker": Pinned(BITS, _refused("INVALID_RECORD")),
         "transactional without a producer": Pinned(BITS, _refused("INVALID_RECORD")),
         "transactional without a transaction": Pinned(
-            "nobody is authorized here, for there are no rights to have", _refused("INVALID_PRODUCER_ID_MAPPING")
+            "without an authorizer nothing is denied; with one it is, as by Kafka",
+            _refused("INVALID_PRODUCER_ID_MAPPING"),
         ),
     },
     "produce_from_other_times": {
@@ -171,7 +172,7 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
     },
     "transactions_are_described": {
         "producers": Pinned(
-            "there is one coordinator for ever: its epoch is 0, not unknown",
+            "there is one coordinator, which never changes: its epoch is 0, not unknown",
             {
                 "topics": [
                     {

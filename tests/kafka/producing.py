@@ -26,6 +26,7 @@ __all__ = ["Client", "Settings", "hasten", "hold_server", "offset_of", "offset_r
 @dataclass(frozen=True)
 class Settings:
     transaction_max_timeout_ms: int = 900_000
+    max_transactional_ids: int = 100_000
     transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 600_000
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 import klamm
 from klamm.errors import InvalidSetting
 from klamm.kafka.apis import TABLE
+from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.security.authorizer import MAX_DECISIONS, MAX_NAME, Authorizer
 from klamm.kafka.settings import STANDARD_AUTHORIZER, ServerSettings
 from klamm.kafka.wire.messages import (
+    ALTER_CONFIGS,
     ALTER_USER_SCRAM_CREDENTIALS,
     CREATE_ACLS,
     CREATE_TOPICS,
@@ -40,7 +44,7 @@ from klamm.store.acl import (
 from klamm.store.acls import Acls
 from klamm.store.users import Users
 from tests.interop.raw import ConnectionEnded, Raw
-from tests.kafka.acl_requests import DENIALS, Request, ask, make_world, requests
+from tests.kafka.acl_requests import DENIALS, Request, World, ask, make_world, requests
 from tests.kafka.connect import Served, served
 from tests.kafka.requests import fetch, produce, producing, sealed
 from tests.kafka.sasl_client import log_in
@@ -117,9 +121,69 @@ def test_a_client_without_rights_is_denied_by_every_api_and_a_super_user_by_none
             elif request.label != "Metadata v12":
                 assert codes_in(denied) & DENIALS, (request.label, denied)
     asked = {request.api.key for request in sent}
-    assert {row.api.name for key, row in TABLE.items() if row.rights and key not in asked} == {
-        "ConsumerGroupHeartbeat"  # UNSUPPORTED_VERSION for all
+    assert [row.api.name for key, row in TABLE.items() if row.rights and key not in asked] == []
+
+
+def test_a_row_of_the_dispatch_table_names_the_rights_that_its_handler_checks(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no others: whatever a client has of those that the row names, the handler checks nothing else."""
+    allowed, asked = set[str](), dict[int, set[str]]()
+    current: list[int] = []
+
+    def allows(self: Authorizer, principal: str, host: str, operation: Operation, kind: ResourceType, *_: str) -> bool:
+        right = f"{operation.name} {kind.name}"
+        if principal != "User:alice":
+            return True
+        asked.setdefault(current[0], set()).add(right)
+        return right in allowed
+
+    monkeypatch.setattr(Authorizer, "allows", allows)
+    monkeypatch.setattr(Authorizer, "allows_some", allows)
+    monkeypatch.setattr(Call, "operations", lambda *_: 0)  # what a client may do is told, not needed
+    with server.dial() as super_user:
+        world = make_world(super_user, "x-")
+    with dial_as_alice(server) as alice:
+        for request in (*requests(world), *changing(world)):
+            current[:] = [request.api.key]
+            rights = [spelled(right) for right in TABLE[request.api.key].rights]
+            for count in range(len(rights) + 1):
+                for some in combinations(rights, count):
+                    allowed.clear()
+                    allowed.update(some)
+                    ask(alice, request, world)
+    checked = {TABLE[key].api.name: rights for key, rights in asked.items()}
+    for name, right in SHOWS.items():
+        checked[name].remove(right)
+    assert {name: rights for name, rights in checked.items() if rights} == {
+        row.api.name: {spelled(right) for right in row.rights} for row in TABLE.values() if row.rights
     }
+
+
+SHOWS = {
+    "Produce": "DESCRIBE TOPIC",
+    "Metadata": "DESCRIBE CLUSTER",
+    "CreateTopics": "DESCRIBE_CONFIGS TOPIC",
+    "DescribeCluster": "DESCRIBE CLUSTER",
+}
+"""Rights on which depends what a response tells, and not whether the request is denied."""
+
+
+def changing(world: World) -> Iterator[Request]:
+    """Yield requests that change something, if they may."""
+    resource = ALTER_CONFIGS.request.Resource(resource_type=4, resource_name="")
+    missing = [METADATA.request.Topic(name=world.missing)]
+    for api, version, fields in (
+        (METADATA, 9, {"topics": missing, "allow_auto_topic_creation": True}),
+        (DELETE_TOPICS, 5, {"topic_names": [world.topics[0]], "timeout_ms": 1000}),
+        (ALTER_CONFIGS, 0, {"resources": [resource], "validate_only": True}),
+    ):
+        yield Request(api.name, api, version, fields)
+
+
+def spelled(right: str) -> str:
+    """Return a right of a row as ACLs spell it: DESCRIBE_CONFIGS TRANSACTIONAL_ID."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", right).upper()
 
 
 def test_topics_are_deleted_and_made_by_those_who_may(server: Served, alice: Raw, acls: Acls) -> None:

@@ -174,7 +174,7 @@ def test_one_who_sends_thousands_does_not_keep_the_others_waiting(
 
     may_go_on = threading.Event()
     with server.dial() as flood:
-        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
+        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))
         server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
         flood.send_bytes(b"".join(versions(n) for n in range(count)))
         raw.send_bytes(versions(1))
@@ -450,7 +450,7 @@ def test_a_client_whose_request_is_cancelled_does_not_wait_forever(
 
     supported = table[API_VERSIONS.key]
     with monkeypatch.context() as patch:
-        patch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
+        patch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))
         raw.send_bytes(versions(1))
         with pytest.raises(ConnectionEnded):
             raw.receive()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from klamm.kafka.apis import TABLE
+from klamm.kafka.apis.cluster import api_versions
 from klamm.kafka.call import (
     ADMIN,
     AUTHENTICATE,
@@ -28,6 +29,8 @@ from klamm.kafka.call import (
     ExecutionContext,
     SupportedApi,
 )
+from klamm.kafka.wire.messages import API_VERSIONS
+from tests.kafka.connect import Served
 
 # What a handler can call to have something done elsewhere, and where that is.
 REACHES: dict[str, tuple[ExecutionContext, ...]] = {
@@ -70,7 +73,7 @@ MAY_BLOCK = {
     ),
     *("delete_topic", "claim_door", "reserve_generations", "init_producer_id", "add_group", "end", "commit_offsets"),
 }
-OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"}
+OPEN_TO_ALL = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster", "ConsumerGroupHeartbeat"}
 OF = {"broker", "core", "catalog", "partition", "lookup", "segment", "shutil"}
 
 
@@ -150,6 +153,13 @@ def test_an_ordinary_request_runs_on_the_loop_and_reaches_no_thread_that_its_row
         assert not (words[0] in OF and words[-1] in MAY_BLOCK), f"{function}: {chain(call.func)} on the loop"
         reached |= set(REACHES.get(chain(call.func), ()))
     assert reached <= set(row.runs)
+
+
+def test_the_table_of_a_server_is_its_own(server: Served) -> None:
+    """A test that replaced a handler did so for all servers of its process, and later tests took minutes."""
+    table = server.server.listener.admission.table
+    table.pop(API_VERSIONS.key)
+    assert TABLE[API_VERSIONS.key].handler is api_versions
 
 
 def test_every_handler_responds_in_the_same_way() -> None:

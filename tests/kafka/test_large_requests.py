@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,24 +16,37 @@ import pytest
 import klamm
 from klamm.cli import serve as serve_command
 from klamm.errors import InvalidSetting
+from klamm.kafka import large_requests
 from klamm.kafka.admission import LOOP_ELEMENTS, Admission
+from klamm.kafka.apis import configs as configs_module
 from klamm.kafka.apis import fetch as fetch_module
-from klamm.kafka.large_requests import PIECE, LargeRequests
+from klamm.kafka.audit import Audit
+from klamm.kafka.large_requests import LARGE_FRAME, PIECE, LargeRequests
 from klamm.kafka.pools import PartitionExecutors
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
+from klamm.kafka.wire.codec import Api
 from klamm.kafka.wire.decoder import MAX_ELEMENTS
 from klamm.kafka.wire.frames import read_response, request_frame
 from klamm.kafka.wire.messages import (
+    CREATE_TOPICS,
     DELETE_GROUPS,
+    DESCRIBE_CONFIGS,
     DESCRIBE_GROUPS,
+    DESCRIBE_PRODUCERS,
     DESCRIBE_TOPIC_PARTITIONS,
+    DESCRIBE_TRANSACTIONS,
     FETCH,
     FIND_COORDINATOR,
+    INCREMENTAL_ALTER_CONFIGS,
+    INIT_PRODUCER_ID,
     JOIN_GROUP,
+    LIST_GROUPS,
+    LIST_TRANSACTIONS,
     METADATA,
     OFFSET_FETCH,
     OFFSET_FOR_LEADER_EPOCH,
 )
+from klamm.kafka.wire.structs import Struct
 from klamm.store.wire_groups import WireGroups
 from tests.kafka.connect import ConnectionEnded, Served, served
 from tests.kafka.member import Client, hold_writes
@@ -176,6 +190,85 @@ def test_in_a_round_of_the_loop_one_is_handled_and_others_go_first() -> None:
     assert "".join(handled).rstrip("|").split("|") == ["a", "b", "c"]
 
 
+def test_one_that_goes_on_later_has_a_round_of_its_own() -> None:
+    """LRQ1, for those that are tasks."""
+    handled: list[str] = []
+
+    async def handle(requests: LargeRequests) -> None:
+        await requests.wait()
+        handled.append("a")
+        requests.run(lambda: handled.append("c"))
+        await requests.wait()
+        handled.append("d")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        requests = LargeRequests(loop)
+        task = loop.create_task(handle(requests))
+        loop.call_soon(requests.run, lambda: handled.append("b"))
+
+        def count_rounds() -> None:
+            handled.append("|")
+            if not task.done():
+                loop.call_soon(count_rounds)
+
+        loop.call_soon(count_rounds)
+        await task
+
+    asyncio.run(main())
+    assert [each for each in "".join(handled).split("|") if each] == ["a", "b", "c", "d"]
+
+
+def test_one_whose_client_goes_keeps_no_other_waiting() -> None:
+    """LRQ2."""
+    handled: list[str] = []
+
+    async def main() -> None:
+        requests = LargeRequests(asyncio.get_running_loop())
+        gone = asyncio.get_running_loop().create_task(requests.wait())
+        await asyncio.sleep(0)
+        gone.cancel()
+        requests.run(lambda: handled.append("next"))
+        while len(requests):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert handled == ["next"]
+
+
+def test_one_whose_client_is_gone_goes_on_no_more() -> None:
+    async def main() -> None:
+        call = SimpleNamespace(is_large=False, is_gone=False)
+        turn = LargeRequests(asyncio.get_running_loop()).turn(call)  # type: ignore[arg-type]
+        await turn.next()
+        call.is_gone = True
+        with pytest.raises(asyncio.CancelledError):
+            await turn.next()
+
+    asyncio.run(main())
+
+
+def test_what_was_done_for_a_client_that_is_gone_is_in_the_audit_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+    recorded: list[object] = []
+    monkeypatch.setattr(Audit, "responded", lambda self, call, response: recorded.append(response))
+    resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=4, resource_name="x" * LARGE_FRAME)
+    with served(tmp_path / "events", audit_topic="audit") as server:
+        wait = LargeRequests.wait
+
+        async def disconnect(self: LargeRequests) -> None:
+            for connection in list(server.server.listener.connections):
+                connection.close()
+            await wait(self)
+
+        monkeypatch.setattr(LargeRequests, "wait", disconnect)
+        with server.dial() as raw, pytest.raises(ConnectionEnded):
+            raw.ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource])
+        until(lambda: len(recorded) == 1, "it is recorded")
+
+
 def test_one_that_fails_is_followed_by_the_next() -> None:
     """LRQ2."""
     handled: list[str] = []
@@ -203,7 +296,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     run = LargeRequests.run
 
     def record(self: LargeRequests, handle: Callable[[], None]) -> None:
-        found.append(handle)
+        if getattr(handle, "func", None) is not large_requests._wake:  # those that go on have waited before
+            found.append(handle)
         run(self, handle)
 
     monkeypatch.setattr(LargeRequests, "run", record)
@@ -254,6 +348,95 @@ def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
             fetched = raw.ask(FETCH, 12, **fetching(places))
             assert len(fetched.responses[0].partitions) == count
             assert threads.pop() == thread and not threads
+
+
+NAMES = [f"name-{number}" for number in range(40)]
+
+
+def describing_configs() -> dict[str, Any]:
+    names = ["orders", *(f"missing-{number}" for number in range(40))]
+    make = DESCRIBE_CONFIGS.request.Resource
+    resources = [make(resource_type=2, resource_name=name, configuration_keys=None) for name in names]
+    return {"resources": resources, "include_documentation": True}
+
+
+def describing_producers() -> dict[str, Any]:
+    make = DESCRIBE_PRODUCERS.request.Topic
+    return {"topics": [make(name=name, partition_indexes=[0, 1, 2, 9]) for name in ("orders", "missing")]}
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "request_fields", "steps"),
+    [
+        (DESCRIBE_CONFIGS, 4, describing_configs(), 41),
+        (OFFSET_FETCH, 9, {"groups": [OFFSET_FETCH.request.Group(group_id="name-1", topics=None)]}, 4),
+        (OFFSET_FETCH, 5, {"group_id": "name-1", "topics": None}, 4),
+        (DESCRIBE_GROUPS, 6, {"groups": NAMES}, 40),
+        (LIST_GROUPS, 4, {}, 40),
+        (DESCRIBE_PRODUCERS, 0, describing_producers(), 8),
+        (DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": NAMES}, 40),
+        (LIST_TRANSACTIONS, 0, {}, 40),
+    ],
+    ids=lambda value: value.name if isinstance(value, Api) else "",
+)
+def test_what_is_told_without_number_is_made_and_encoded_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+    server: Served,
+    api: Api,
+    version: int,
+    request_fields: dict[str, Any],
+    steps: int,
+) -> None:
+    """While a response to ten thousand things is made, other clients get theirs."""
+    with Client(server.address) as committer:
+        for name in NAMES:
+            assert committer.commit({("orders", number): 1 for number in range(4)}, group=name) == [0] * 4
+    with server.dial() as raw:
+        for name in NAMES:
+            fields = {"transactional_id": name, "transaction_timeout_ms": 60_000}
+            assert raw.ask(INIT_PRODUCER_ID, 4, **fields, producer_id=-1, producer_epoch=-1).error_code == 0
+        at_once = raw.ask(api, version, **request_fields)
+        waits, wait = list[object](), LargeRequests.wait
+
+        async def record(self: LargeRequests) -> None:
+            waits.append(self)
+            await wait(self)
+
+        monkeypatch.setattr(LargeRequests, "wait", record)
+        monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+        assert raw.ask(api, version, **request_fields) == at_once
+        assert len(waits) >= 2 * steps, "for each in the handler, and in the encoder"
+
+
+def test_a_response_that_is_too_large_is_given_up_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+    made: list[object] = []
+    config = configs_module._config
+
+    def record(*arguments: Any) -> Struct:
+        made.append(arguments)
+        return config(*arguments)
+
+    monkeypatch.setattr(configs_module, "_config", record)
+    make = DESCRIBE_CONFIGS.request.Resource
+    with served(tmp_path / "events", socket_response_max_bytes=64 * 1024) as server, server.dial() as raw:
+        names = [f"topic-{number}" for number in range(200)]
+        new = [
+            CREATE_TOPICS.request.Topic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+            for name in names
+        ]
+        raw.ask(CREATE_TOPICS, 4, topics=new, timeout_ms=30_000)
+        resources = [make(resource_type=2, resource_name=name, configuration_keys=None) for name in names]
+        with server.dial() as other, pytest.raises(ConnectionEnded):
+            other.ask(DESCRIBE_CONFIGS, 4, resources=resources)
+        assert 64 * 1024 < 16 * len(made) < 64 * 1024 + 16 * 100, "the rest was not looked at"
+        made.clear()
+        with server.dial() as other, pytest.raises(ConnectionEnded):  # it takes more than the least
+            other.ask(DESCRIBE_CONFIGS, 4, resources=resources[:70], include_documentation=True)
+        assert raw.ask(DESCRIBE_CONFIGS, 4, resources=resources[:5]).results[4].error_code == 0
+    assert "where 65536 are sent" in caplog.text
 
 
 def test_other_requests_do_not(turns: list[Callable[[], None]], server: Served) -> None:

@@ -80,7 +80,7 @@ def test_one_who_sends_a_request_a_record_does_not_keep_the_others_waiting(
     with LibsslRaw(server.address) as flood, LibsslRaw(server.address) as raw:
         for each in (flood, raw):
             each.ask(API_VERSIONS, 0)
-        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
+        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))
         server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
         flood.send_ciphertext(b"".join(flood.encrypt(versions(number)) for number in range(count)))
         raw.send_bytes(versions(1))

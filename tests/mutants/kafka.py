@@ -49,11 +49,29 @@ MUTANTS = [
         (
             (
                 LARGE,
-                "        try:\n            self._waiting[0]()\n        finally:\n",
+                "        try:\n            has_woken = self._waiting[0]()\n        finally:\n",
                 "        if self._waiting[0]() is None:\n",
             ),
         ),
         (f"{LARGE_TESTS}::test_one_that_fails_is_followed_by_the_next",),
+    ),
+    Mutant(
+        "a response to thousands of things is encoded at once",
+        "kafka/large_requests.py LRQ1",
+        ((SESSION, "        if call.is_large and response is not None:\n", "        if False:\n"),),
+        (f"{LARGE_TESTS}::test_what_is_told_without_number_is_made_and_encoded_in_turns",),
+    ),
+    Mutant(
+        "two requests go on in one round of the loop, if they are tasks",
+        "kafka/large_requests.py LRQ1",
+        ((LARGE, "            if self._waiting and has_woken:\n", "            if False:\n"),),
+        (f"{LARGE_TESTS}::test_one_that_goes_on_later_has_a_round_of_its_own",),
+    ),
+    Mutant(
+        "a response is made however large it is",
+        "guide/serving.md: socket.response.max.bytes",
+        (("src/klamm/kafka/call.py", "        if self._expected > limit:\n", "        if False:\n"),),
+        (f"{LARGE_TESTS}::test_a_response_that_is_too_large_is_given_up_before_it_is_made",),
     ),
     Mutant(
         "a request that brings no records is as large as it likes",

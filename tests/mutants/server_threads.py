@@ -38,8 +38,8 @@ MUTANTS = [
         (
             (
                 GROUPS_API,
-                "        stored = await broker.catalog(broker.group_store.groups.all)\n",
-                "        stored = broker.group_store.groups.all()\n",
+                "        for names in pieces(await broker.catalog(stored.names)):\n",
+                "        for names in pieces(stored.names()):\n",
             ),
         ),
         (f"{LOOP_APIS_TESTS}::test_no_request_of_any_api_waits_on_the_loop",),
@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "rows that are read again are behind what is on disk",
         "kafka/transaction_coordinator.py: complete is written with what comes next",
-        ((COORDINATOR, "                    if rows.get(producer_id) == row:\n", "                    if False:\n"),),
+        ((COORDINATOR, "self._completed(row) if self._marked.get(producer_id) == row else row\n", "row\n"),),
         (f"{COORDINATOR_TESTS}::test_that_a_transaction_is_complete_is_written_with_the_next_one",),
     ),
     Mutant(
@@ -257,8 +257,8 @@ MUTANTS = [
         (
             (
                 COORDINATOR,
-                "                for producer_id, name in self._changed.items():\n",
-                "                for producer_id, name in ():\n",
+                "                    if producer_id not in self._changed:\n",
+                "                    if True:\n",
             ),
         ),
         (f"{COORDINATOR_TESTS}::test_what_changes_while_all_is_read_again_stays_known",),

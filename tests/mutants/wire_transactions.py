@@ -14,6 +14,18 @@ COORDINATOR_TESTS = "tests/kafka/transactions/test_transaction_coordinator.py"
 
 MUTANTS = [
     Mutant(
+        "all transactional ids are read whenever another process has written",
+        "store/server_rows.py: a write of another process costs a comparison of bytes",
+        (("src/klamm/store/server_rows.py", "*_changed(self._rows, rows)", '*_changed("", rows)'),),
+        (f"{COORDINATOR_TESTS}::test_a_tick_reads_what_others_have_changed_and_nothing_else",),
+    ),
+    Mutant(
+        "a server remembers as many transactional ids as clients like",
+        "guide/serving.md: max.transactional.ids",
+        ((COORDINATOR, "len(self._names) >= self._settings.max_transactional_ids", "False"),),
+        (f"{COORDINATOR_TESTS}::test_a_server_remembers_so_many_names",),
+    ),
+    Mutant(
         "a resolver marks what may be the next transaction of the same epoch",
         "store/transactions.py T3",
         ((RESOLVER, "            if producer_id in server_ids:\n", "            if False:\n"),),

@@ -17,6 +17,7 @@ from tests.crash.cases import seed_of
 from tests.serving import restartable
 from tests.spark.processes import driver, wait_for
 from tests.spark.settings import with_limits
+from tests.store.open_transactions import server_names
 
 pytest.importorskip("pyspark")
 
@@ -50,7 +51,7 @@ def test_batches_streams_and_numbered_writes_are_each_one_transaction(
     assert {key: sorted(values) for key, values in by_key(store, "whole").items()} == {
         key: sorted(values) for key, values in by_key(store, "orders").items()
     }
-    assert store._acquired().transactions.load().names == {}, "ids of a job that is over are forgotten"
+    assert server_names(store) == [], "ids of a job that is over are forgotten"
 
     rows = klamm.spark.read_stream(
         spark, server, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=100, columns="key,value"

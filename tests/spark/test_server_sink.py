@@ -37,6 +37,7 @@ from tests.crash.cases import seed_of
 from tests.kafka.connect import served
 from tests.procs import children, until
 from tests.serving import restartable
+from tests.store.open_transactions import server_names
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
 SCOPE = Scope(f"query {QUERY}", "topic orders")
@@ -108,7 +109,7 @@ def test_what_all_tasks_have_written_is_there_once_with_its_number(
     with pytest.raises(BatchConflict, match="batch 0 comes after 1"):
         put(address, [write(plan, [b"old"], task=0)], batch_id(0))
     assert contents(store) == sorted([*whole, b"next"])
-    assert len(store._acquired().transactions.load().names) == 3, "a query uses the same ids again"
+    assert len(server_names(store)) == 3, "a query uses the same ids again"
     assert klamm.check(store.path).ok
 
 
@@ -167,7 +168,7 @@ def test_a_task_that_fails_aborts_and_a_job_that_fails_leaves_nothing(store: kla
     for _ in range(2):
         discard(client_of(ServerAddress.parse({"server": address})), job)
     assert not is_open(store) and contents(store) == []
-    assert store._acquired().transactions.load().names == {}, "the ids of a job that is over are forgotten"
+    assert server_names(store) == [], "the ids of a job that is over are forgotten"
 
 
 def test_a_task_without_rows_has_no_transaction(store: klamm.Store, address: str) -> None:
@@ -175,7 +176,7 @@ def test_a_task_without_rows_has_no_transaction(store: klamm.Store, address: str
     nothing = _Stager(plan, StagedName(QUERY, 0, 0, 0), SCOPE).run(iter([]))
     assert nothing.transaction is None and nothing.rows == 0
     assert put(address, [nothing], batch_id())
-    assert store._acquired().transactions.load().names == {}
+    assert server_names(store) == []
 
 
 def test_a_topic_that_was_deleted_meanwhile_is_told_and_nothing_is_committed(store: klamm.Store, address: str) -> None:

@@ -10,9 +10,10 @@ import klamm
 from klamm.batch import walk
 from klamm.log.partition import Partition
 from klamm.store.directory import Core
+from klamm.store.server_rows import ServerRowReader
 from tests.procs import Flag
 
-__all__ = ["core_of", "hold_append_lock", "log_of", "markers", "seen", "stands_open"]
+__all__ = ["core_of", "hold_append_lock", "log_of", "markers", "seen", "server_names", "stands_open"]
 
 
 def core_of(store: klamm.Store) -> Core:
@@ -35,6 +36,12 @@ def seen(store: klamm.Store, *numbers: int, topic: str = "t") -> list[list[bytes
 def stands_open(partition: Partition) -> bool:
     ends = partition.ends()
     return ends.stable < ends.end
+
+
+def server_names(store: klamm.Store) -> list[str]:
+    """The transactional ids that clients of the server hold, as klamm.db has them."""
+    found = ServerRowReader(core_of(store).catalog.database).read().values()
+    return sorted(each.row.name for each in found if each.holds_name and each.row is not None and each.row.name)
 
 
 def markers(partition: Partition) -> list[int]:

@@ -19,7 +19,7 @@ from klamm.store import deletion
 from klamm.store.catalog import Catalog
 from klamm.store.directory import Core, OpenTopic
 from klamm.store.settings import Settings
-from klamm.store.topic_changes import TopicReader, _different_rows
+from klamm.store.topic_changes import TopicReader, different_rows
 from klamm.types import TopicId
 from tests.crash.cases import seed_of
 from tests.kafka.requests import sealed
@@ -217,4 +217,4 @@ def test_a_setting_of_the_store_that_topics_take_over_changes_them_all(core: Cor
 def test_rows_that_differ_are_found_wherever_they_are(old: list[str], new: list[str]) -> None:
     for rows in (new, old + new[:1], new[:1] + old, old[1:], old[:-1], old[:2] + new[:1] + old[3:], old[::-1]):
         after = list(dict.fromkeys(rows))
-        assert _different_rows("\x1e".join(old), "\x1e".join(after)) == (set(old) - set(after), set(after) - set(old))
+        assert different_rows("\x1e".join(old), "\x1e".join(after)) == (set(old) - set(after), set(after) - set(old))

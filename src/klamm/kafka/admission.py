@@ -9,7 +9,7 @@ needs_catalog  whether changes of the catalog have to be read first
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from klamm.kafka.wire.decoder import MAX_ELEMENTS
@@ -32,7 +32,7 @@ class Admission:
     """The checks of one server, on its loop."""
 
     def __init__(
-        self, broker: Broker, table: dict[int, SupportedApi], supported_versions: Callable[[], Struct]
+        self, broker: Broker, table: Mapping[int, SupportedApi], supported_versions: Callable[[], Struct]
     ) -> None:
         self._broker = broker
         self.table = dict(table)  # the server's own

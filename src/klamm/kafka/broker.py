@@ -113,6 +113,7 @@ class Broker:
         self.max_open_ranges = settings.max_open_ranges or max(64, files.most_open() // 4)
         self.log = LimitedLog(_log, "partitions that cannot be read", self.loop.time)
         self.group_log = LimitedLog(_log, "groups that are full", self.loop.time)
+        self.transaction_log = LimitedLog(_log, "transactional ids that are rejected", self.loop.time)
         """For what clients can make happen often."""
         self.monitor_log = LimitedLog(_log, "clients of the metrics port", self.loop.time)
         self._files = SegmentFiles(max(16, min(512, files.most_open() // 32)))

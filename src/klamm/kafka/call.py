@@ -41,6 +41,7 @@ __all__ = [
     "Pause",
     "PausedReply",
     "Reply",
+    "ResponseTooLarge",
     "SupportedApi",
 ]
 
@@ -103,6 +104,13 @@ class SupportedApi(NamedTuple):
     """Handles the frame of a request as most are, natively, and returns None. Else it returns what it has done of it,
     and the request is decoded for `handler`, which does the rest: see ordinary_produce.py, fetch.py."""
     notes: str = ""
+
+
+class ResponseTooLarge(Exception):
+    """A response would be larger than its row, or socket.response.max.bytes, permits."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"a response of more than {limit} bytes, where {limit} are sent")
 
 
 class Reply(Generic[Value]):
@@ -183,8 +191,8 @@ class PausedReply(Pause, Generic[Value]):
 class Call:
     """A request that is being handled. A session has one at a time."""
 
-    __slots__ = ("api", "client_id", "correlation_id", "done", "request", "row", "session", "started", "version",
-                 "wait_s")  # fmt: skip
+    __slots__ = ("_expected", "api", "client_id", "correlation_id", "done", "is_large", "request", "row", "session",
+                 "started", "version", "wait_s")  # fmt: skip
 
     def __init__(
         self,
@@ -205,6 +213,9 @@ class Call:
         """What the ordinary handler has done of it: offsets of the first partitions (Produce), an attempt (Fetch)."""
         self.wait_s = 0.0
         """How long the client has to wait after the response, by a quota that its handler has looked at."""
+        self.is_large = False
+        """Whether its response is encoded in turns: see large_requests.py."""
+        self._expected = 0
 
     def __str__(self) -> str:
         return f"{self.api.name} v{self.version}"
@@ -244,6 +255,15 @@ class Call:
     def copy(self, view: memoryview) -> memoryview:
         """Copy what lies in the receive buffer, for as long as the call takes; the copy counts in the budget."""
         return self.session.copy(view)
+
+    def expect(self, size: int) -> None:
+        """Record that the response takes so many bytes more, at least, before it is made. Raise ResponseTooLarge if it
+        takes more than it may.
+        """
+        self._expected += size
+        limit = self.session.max_response(self)
+        if self._expected > limit:
+            raise ResponseTooLarge(limit)
 
     def reply(self) -> Reply[Any]:
         """Return something to wait for; when the client disconnects, the handler is cancelled there."""

@@ -43,7 +43,7 @@ from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
-    from klamm.store.transactions import PendingKey
+    from klamm.store.server_rows import PendingKey
 
 __all__ = ["MOST_STATE", "GroupOffsets", "GroupStore", "JoinPermit", "is_group_id"]
 

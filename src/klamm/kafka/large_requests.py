@@ -1,10 +1,12 @@
 """Requests that take the loop for long go one after the other: one in each of the loop's rounds.
 
 Between two of them the loop reads and answers whatever else has arrived. So a request that takes microseconds waits for
-one of those that take milliseconds, however many clients send such at the same time.
+one of those that take milliseconds, however many clients send such at the same time. One that tells of things without
+number (settings of topics, offsets of groups) has the loop for TURN_S at a time: its handler looks at its `Turn` while
+it makes the response, and the session while it encodes that.
 
 Promises
-  LRQ1  In a round of the loop at most one of them is handled, in the order in which they came.
+  LRQ1  In a round of the loop at most one of them is handled, or goes on, in the order in which they came.
   LRQ2  Each is handled, whatever became of those before it.
   LRQ3  What one of them has threads of the groups read or write is done in `pieces`: what other clients want of such a
         thread comes in between, and the write lock of klamm.db is free.
@@ -15,9 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-__all__ = ["LARGE_FRAME", "LARGE_RESPONSE", "PIECE", "LargeRequests", "pieces"]
+if TYPE_CHECKING:
+    from klamm.kafka.call import Call
+
+__all__ = ["LARGE_FRAME", "LARGE_RESPONSE", "PIECE", "TURN_S", "LargeRequests", "Turn", "pieces"]
 
 Item = TypeVar("Item")
 
@@ -25,6 +31,8 @@ LARGE_FRAME = 4096
 """Bytes from which on a request counts as one, Produce aside: it may name some hundred things."""
 LARGE_RESPONSE = 256
 """Things from which on a response does, where the request does not name them (`cost` in the dispatch table)."""
+TURN_S = 0.001
+"""How long one that is made in turns has the loop at a time."""
 PIECE = 500
 """Groups that a thread reads or writes at a time."""
 
@@ -40,21 +48,68 @@ class LargeRequests:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], bool | None]] = deque()
+        self.now = loop.time
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def run(self, handle: Callable[[], None]) -> None:
-        """Call `handle` in its turn."""
+    def run(self, handle: Callable[[], bool | None]) -> None:
+        """Call `handle` in its turn. If it returns True, it has woken a task, which has the loop's next round."""
         self._waiting.append(handle)
         if len(self._waiting) == 1:
             self._loop.call_soon(self._run_next)
 
+    def turn(self, call: Call) -> Turn:
+        """Begin the turn of a request's handler."""
+        return Turn(self, call)
+
+    async def wait(self) -> None:
+        """Wait for the next turn."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self.run(partial(_wake, turn))
+        await turn
+
     def _run_next(self) -> None:
+        has_woken = None
         try:
-            self._waiting[0]()
+            has_woken = self._waiting[0]()
         finally:
             self._waiting.popleft()
-            if self._waiting:
+            if self._waiting and has_woken:
+                self._loop.call_soon(self._loop.call_soon, self._run_next)
+            elif self._waiting:
                 self._loop.call_soon(self._run_next)
+
+
+def _wake(turn: asyncio.Future[None]) -> bool:
+    if turn.done():  # its client is gone
+        return False
+    turn.set_result(None)
+    return True
+
+
+class Turn:
+    """The turn of one request, which has the loop for TURN_S and then waits for the next."""
+
+    __slots__ = ("_call", "_ends", "_requests")
+
+    def __init__(self, requests: LargeRequests, call: Call) -> None:
+        self._requests = requests
+        self._call = call
+        self._ends = requests.now() + TURN_S
+
+    @property
+    def is_over(self) -> bool:
+        return self._requests.now() >= self._ends
+
+    async def next(self) -> None:
+        """Let others have the loop, until it is this request's turn again. Its response is encoded in turns, too.
+
+        Raise CancelledError if its client is gone.
+        """
+        self._call.is_large = True
+        await self._requests.wait()
+        if self._call.is_gone:
+            raise asyncio.CancelledError
+        self._ends = self._requests.now() + TURN_S

@@ -1,4 +1,4 @@
-"""The errors in an answer, for the metrics: of the whole request, and of its parts.
+"""The error codes in a response, for the metrics: of the whole request, and of its parts.
 
 Where codes are is read off the shape of each API's response, once. Produce and Fetch are not looked into: they come
 often, and count what they refuse themselves. Nor are the partitions that Metadata and DescribeTopicPartitions tell of:
@@ -7,6 +7,7 @@ there are many, and nothing is ever wrong with them here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.kafka.wire.messages import DESCRIBE_TOPIC_PARTITIONS, FETCH, METADATA, PRODUCE
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from klamm.kafka.wire.notation import Shape
     from klamm.kafka.wire.structs import Struct
 
-__all__ = ["errors_in"]
+__all__ = ["codes_in"]
 
 _CODE = "error_code"
 _DEPTHS = {PRODUCE.key: 0, FETCH.key: 0, METADATA.key: 1, DESCRIBE_TOPIC_PARTITIONS.key: 1}
@@ -33,14 +34,12 @@ class _ErrorCodeField(NamedTuple):
 _fields: dict[int, _ErrorCodeField] = {}
 
 
-def errors_in(api: Api, response: Struct) -> list[int]:
-    """Return the codes that are not 0."""
+def codes_in(api: Api, response: Struct) -> Iterator[int]:
+    """Yield all codes, 0 as well."""
     error_field = _fields.get(api.key)
     if error_field is None:
         error_field = _fields[api.key] = _find_field(api.response.shape, _DEPTHS.get(api.key, _ALL))
-    found: list[int] = []
-    _collect(error_field, response, found)
-    return found
+    return _collect(error_field, response)
 
 
 def _find_field(shape: Shape, depth: int) -> _ErrorCodeField:
@@ -53,9 +52,9 @@ def _find_field(shape: Shape, depth: int) -> _ErrorCodeField:
     return _ErrorCodeField(any(field.name == _CODE for field in shape.fields), tuple(below))
 
 
-def _collect(error_field: _ErrorCodeField, part: Struct, found: list[int]) -> None:
-    if error_field.has_code and part.error_code:
-        found.append(int(part.error_code))
+def _collect(error_field: _ErrorCodeField, part: Struct) -> Iterator[int]:
+    if error_field.has_code:
+        yield part.error_code
     for name, below in error_field.below:
         for each in getattr(part, name) or ():
-            _collect(below, each, found)
+            yield from _collect(below, each)

@@ -32,6 +32,7 @@ TURN_S = 0.001  # as in channel.py, for responses of many pieces
 _PIECE = 16 * 1024  # of a file or of bytes, when the socket is full: sent when there is space, and the rest follows
 _WINDOW = 1024 * 1024  # of a file, that is looked at, and read by a thread if need be, before it is sent
 _COPIED = 64 * 1024  # of a file, at a time, where the system has no sendfile
+_LARGE_PART = 64 * 1024  # of a response in memory: is sent as it is, where smaller ones are copied together
 _MORE = getattr(socket, "MSG_MORE", 0)
 _SHORTER = "connection closed: a file of the log is shorter than it was"
 
@@ -119,13 +120,13 @@ class ResponseWriter:
         self._listener.unread_ranges.release(self)
 
     def send(self, parts: list[Any], max_bytes: int) -> None:
-        """Send a response of which up to `max_bytes` lie in memory. Bytes between files are sent together."""
+        """Send a response of which up to `max_bytes` lie in memory. Few bytes between files are sent together."""
         size, ranges = len(parts[0]), 0
         if len(parts) > 1:
             joined: list[bytes | Range] = []
             run: list[Any] = []
             for part in parts:
-                if type(part) is Range:
+                if type(part) is Range or len(part) >= _LARGE_PART:
                     if run:
                         joined.append(b"".join(run))
                         run = []

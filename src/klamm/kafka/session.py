@@ -11,15 +11,15 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from klamm.kafka.call import SMALL, Call, Pause
-from klamm.kafka.large_requests import LARGE_FRAME, LARGE_RESPONSE
+from klamm.kafka.call import SMALL, Call, Pause, ResponseTooLarge
+from klamm.kafka.large_requests import LARGE_FRAME, LARGE_RESPONSE, Turn
 from klamm.kafka.request_meter import RequestMeter, throttle_ms
-from klamm.kafka.response_errors import errors_in
+from klamm.kafka.response_errors import codes_in
 from klamm.kafka.security.login import Login
 from klamm.kafka.tasks import Begun
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
-from klamm.kafka.wire.frames import response_frame
-from klamm.kafka.wire.messages import API_VERSIONS, PRODUCE
+from klamm.kafka.wire.frames import framed_response, response_frame
+from klamm.kafka.wire.messages import API_VERSIONS, FETCH, PRODUCE
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import Reply
 
@@ -180,6 +180,7 @@ class Session:
     def _wait_for_turn(self, row: SupportedApi, header: RequestHeader, frame: memoryview) -> None:
         """Handle a request that takes long in its turn: see large_requests.py."""
         self.call = call = Call(self, row, header, header.api.request(), self._channel.active)
+        call.is_large = header.api is not FETCH  # its records are not encoded
         turn = partial(self._handle_large, call, header, self.copy(frame))
         self._listener.broker.large_requests.run(turn)
 
@@ -232,8 +233,8 @@ class Session:
                 else:
                     self._respond_later(call, end.value)
                 return
-        except Exception:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
-            self.fail(call)
+        except Exception as error:  # noqa: BLE001  # logged, and the connection closed: other clients are not affected
+            self._failed(call, error)
             return
         except asyncio.CancelledError:
             self._cancelled(call)
@@ -283,6 +284,7 @@ class Session:
             self.fail(call)
             return
         if self._is_large(call.row, call.version, call.request):
+            call.is_large = True
             self._listener.broker.large_requests.run(partial(self._run_in_turn, call))
         else:
             self._run_in_turn(call)
@@ -290,7 +292,14 @@ class Session:
     async def _run_to_end(self, call: Call, work: Begun[Struct | None]) -> None:
         try:
             self._respond_later(call, await work)
-        except Exception:  # noqa: BLE001  # as in `_run`
+        except Exception as error:  # noqa: BLE001  # as in `_go_on`
+            self._failed(call, error)
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        if isinstance(error, ResponseTooLarge):
+            self.call = None
+            self._channel.close(f"connection closed: {error}")
+        else:
             self.fail(call)
 
     # ---- who it is
@@ -426,36 +435,86 @@ class Session:
 
     # ---- out
 
+    def max_response(self, call: Call) -> int:
+        """Return how many bytes a response may take."""
+        return min(call.row.max_response_bytes, self._listener.max_response)
+
     def _respond(self, call: Call, response: Struct | None) -> None:
+        if call.is_large and response is not None:
+            self._spawn(call, self._respond_in_turns(call, response))
+            return
+        metrics, frame = self._listener.metrics, None
+        if response is not None:
+            for code in codes_in(call.api, response):
+                if code:
+                    metrics.error(call.api.name, int(code))
+            frame = response_frame(call.api, call.version, call.correlation_id, response)
+        wait_s = self._charge(call, frame or []) if self._listener.broker.quotas.is_active else 0.0
+        if response is not None and wait_s and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = throttle_ms(wait_s)
+            frame = response_frame(call.api, call.version, call.correlation_id, response)
+        self._send(call, response, frame, wait_s)
+
+    async def _respond_in_turns(self, call: Call, response: Struct) -> None:
+        """Like `_respond`, for a response that takes milliseconds: others have the loop in between."""
+        broker, metrics = self._listener.broker, self._listener.metrics
+        turn = broker.large_requests.turn(call)
+        try:
+            for code in codes_in(call.api, response):
+                if code:
+                    metrics.error(call.api.name, int(code))
+                if turn.is_over:
+                    await turn.next()
+            frame = await self._encode(call, response, turn)
+            wait_s = self._charge(call, frame) if broker.quotas.is_active else 0.0
+            if wait_s and hasattr(response, "throttle_time_ms"):
+                response.throttle_time_ms = throttle_ms(wait_s)
+                frame = await self._encode(call, response, turn)
+        except asyncio.CancelledError:  # the client is gone, or the server stops
+            self._complete_without_client(call, response)
+            raise
+        except Exception as error:  # noqa: BLE001  # as in `_go_on`
+            self._failed(call, error)
+            return
+        self._send(call, response, frame, wait_s)
+        self._channel.go_on()
+
+    async def _encode(self, call: Call, response: Struct, turn: Turn) -> list[Any]:
+        """Encode the response. Raise ResponseTooLarge as soon as it is."""
+        limit, size, parts = self.max_response(call), 0, list[bytes]()
+        for encoded in call.api.response.encode_in_steps(response, call.version):
+            if turn.is_over:
+                parts.append(b"".join(encoded))
+                encoded.clear()
+                size += len(parts[-1])
+                if size > limit:
+                    raise ResponseTooLarge(limit)
+                await turn.next()
+        return framed_response(call.api, call.version, call.correlation_id, [*parts, b"".join(encoded)])
+
+    def _send(self, call: Call, response: Struct | None, frame: list[Any] | None, wait_s: float) -> None:
         self.call = self._waits = None
         if self._copied:
             self._release_copies()
-        metrics = self._listener.metrics
-        metrics.observe(call.api.name, self._listener.now() - call.started)
-        if response is not None:
-            for code in errors_in(call.api, response):
-                metrics.error(call.api.name, code)
-            if self._listener.broker.audit.is_active:
-                self._listener.broker.audit.responded(call, response)
-            max_bytes = min(call.row.max_response_bytes, self._listener.max_response)
-            frame = response_frame(call.api, call.version, call.correlation_id, response)
-            wait_s = self._charge(call, frame) if self._listener.broker.quotas.is_active else 0.0
-            if wait_s and hasattr(response, "throttle_time_ms"):
-                response.throttle_time_ms = throttle_ms(wait_s)
-                frame = response_frame(call.api, call.version, call.correlation_id, response)
-            self._channel.send(frame, max_bytes)
-        else:
-            wait_s = self._charge(call, []) if self._listener.broker.quotas.is_active else 0.0
+        self._listener.metrics.observe(call.api.name, self._listener.now() - call.started)
+        if response is not None and self._listener.broker.audit.is_active:
+            self._listener.broker.audit.responded(call, response)
+        if frame is not None:
+            self._channel.send(frame, self.max_response(call))
         if wait_s:
             self._channel.mute(wait_s)
 
     def _respond_later(self, call: Call, response: Struct | None) -> None:
         """Like `_respond`, after the loop has done other things. What was done for a client that is gone counts."""
-        broker = self._listener.broker
         if not self.is_closed:
             self._respond(call, response)
             self._channel.go_on()
-            return
+        else:
+            self._complete_without_client(call, response)
+
+    def _complete_without_client(self, call: Call, response: Struct | None) -> None:
+        """Record what was done for a client that is gone."""
+        broker = self._listener.broker
         if response is not None and broker.audit.is_active:
             broker.audit.responded(call, response)
         if broker.quotas.is_active:

@@ -211,6 +211,9 @@ class ServerSettings:
         doc="Maximum size, in bytes, of the metadata of a committed offset.")
     transaction_max_timeout_ms: int = _number("transaction.max.timeout.ms", 900_000, 1,
         doc="Longest timeout, in milliseconds, that a transactional producer may ask for.")
+    max_transactional_ids: int = _number("max.transactional.ids", 100_000, 1,
+        doc="Maximum number of transactional ids that are remembered; a further one is POLICY_VIOLATION, and is logged."
+            " See transactional.id.expiration.ms.")
     transactional_id_expiration_ms: int = _number("transactional.id.expiration.ms", 604_800_000, 1,
         doc="Time, in milliseconds, for which a transactional id is remembered after its last use.")
     transaction_remove_expired_transaction_cleanup_interval_ms: int = _number(

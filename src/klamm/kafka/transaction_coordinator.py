@@ -36,8 +36,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from enum import Enum
-from operator import itemgetter
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.error_codes import ErrorCode
@@ -46,6 +45,7 @@ from klamm.store import joint_decision
 from klamm.store import transaction_table as table
 from klamm.store.joint_decision import Decided, Decision
 from klamm.store.markers import is_synced
+from klamm.store.server_rows import ServerRowReader
 from klamm.store.transaction_state import (
     ABORT,
     COMMIT,
@@ -71,12 +71,9 @@ if TYPE_CHECKING:
     from klamm.store.database import Execute
     from klamm.store.directory import Core
     from klamm.store.groups import OffsetRow
-    from klamm.store.transactions import PendingKey
+    from klamm.store.server_rows import PendingKey, ServerRow
 
 __all__ = ["NEEDS_REGISTRATION", "STATES", "Identified", "TransactionCoordinator", "TransactionSettings"]
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 _MAX_NAME = 4096
 _TRIES = 5
@@ -115,6 +112,8 @@ class TransactionSettings(Protocol):
     @property
     def transaction_max_timeout_ms(self) -> int: ...
     @property
+    def max_transactional_ids(self) -> int: ...
+    @property
     def transactional_id_expiration_ms(self) -> int: ...
     @property
     def transaction_remove_expired_transaction_cleanup_interval_ms(self) -> int: ...
@@ -139,9 +138,12 @@ class TransactionCoordinator:
         self._turns = self._resolver.turns
         self._syncs = ParallelSync()
         self._resolver.sync_at_once = self._syncs.sync
+        self._reader = ServerRowReader(core.catalog.database)
         self._loading = threading.Lock()
         self._mutex = threading.Lock()  # of the copy, and of what is below
-        self._changed: dict[int, str | None] | None = None  # while it is loaded: producer ids that change, their names
+        self._changed: set[int] = (
+            set()
+        )  # producer ids that threads have changed since the copy was last brought up to date
         self._version: object = None
         self._expired_at = time.monotonic()
         self._rows: dict[int, Row] = {}
@@ -195,10 +197,10 @@ class TransactionCoordinator:
         return None if producer_id is None else self._rows.get(producer_id)
 
     def rows(self) -> list[Row]:
-        """Return all rows with a name, by name."""
+        """Return all rows with a name."""
         with self._mutex:
-            found = [(name, self._rows.get(producer_id)) for name, producer_id in self._names.items()]
-        return [row for _, row in sorted(found, key=itemgetter(0)) if row is not None]
+            found = [self._rows.get(producer_id) for producer_id in self._names.values()]
+        return [row for row in found if row is not None]
 
     # ---- in threads
 
@@ -210,6 +212,8 @@ class TransactionCoordinator:
             return Identified(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= self._settings.transaction_max_timeout_ms:
             return Identified(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        if name not in self._names and len(self._names) >= self._settings.max_transactional_ids:
+            return Identified(ErrorCode.POLICY_VIOLATION)
         event = Init(name, timeout_ms, None if producer_id < 0 else (producer_id, epoch))
         with self._turns.wait(name):
             for _ in range(_TRIES):
@@ -335,7 +339,7 @@ class TransactionCoordinator:
             keys = {(group, offset.topic_id, offset.partition) for offset in offsets}
             with self._mutex:
                 self._pending[producer_id] = self._pending.get(producer_id, frozenset()) | keys
-                self._record_change(producer_id, name)
+                self._changed.add(producer_id)
         return ErrorCode.NONE
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool, bump: bool) -> Identified:
@@ -461,31 +465,42 @@ class TransactionCoordinator:
     # ---- the copy
 
     def _reload(self) -> None:
-        """Read all rows again. What other threads change meanwhile stays as they have put it, until the next time."""
+        """Read the rows that have changed, and those that threads have put into the copy since the last time: they may
+        have done so later than others changed them. What threads change meanwhile stays as they have put it, until the
+        next time.
+        """
         with self._loading:
             with self._mutex:
-                self._changed = {}
-            version = self._transactions.version()  # before: what others change meanwhile is looked at again
-            loaded = self._transactions.load()
-            rows, names = loaded.rows, loaded.names
-            pending = {producer_id: frozenset(keys) for producer_id, keys in loaded.pending.items()}
+                before, self._changed = self._changed, set()
+            try:
+                version = self._transactions.version()  # before: what others change meanwhile is looked at again
+                changes = self._reader.read(before)
+            except BaseException:
+                with self._mutex:
+                    self._changed |= before
+                raise
             with self._mutex:
-                for producer_id, name in self._changed.items():
-                    _take_over(rows, self._rows, producer_id)
-                    _take_over(pending, self._pending, producer_id)
-                    if name is not None:
-                        _take_over(names, self._names, name)
+                for producer_id, found in changes.items():
+                    if producer_id not in self._changed:
+                        self._take_over(producer_id, found)
                 self._version = None if self._changed else version
-                self._changed = None
-                for producer_id, row in list(self._marked.items()):
-                    if rows.get(producer_id) == row:
-                        rows[producer_id] = self._completed(row)
-                self._rows, self._names, self._pending = rows, names, pending
 
-    def _record_change(self, producer_id: int, name: str | None) -> None:
-        """Record a change. Called with the mutex."""
-        if self._changed is not None:
-            self._changed[producer_id] = name
+    def _take_over(self, producer_id: int, found: ServerRow) -> None:
+        """Copy what klamm.db says of a producer id. Called with the mutex."""
+        before, row = self._rows.get(producer_id), found.row
+        if row is None:
+            self._rows.pop(producer_id, None)
+        else:
+            self._rows[producer_id] = self._completed(row) if self._marked.get(producer_id) == row else row
+        name = row.name if row is not None and found.holds_name else None
+        if before is not None and before.name not in (None, name) and self._names.get(before.name) == producer_id:
+            del self._names[before.name]
+        if name is not None and self._names.get(name) not in self._changed:
+            self._names[name] = producer_id
+        if found.pending:
+            self._pending[producer_id] = found.pending
+        else:
+            self._pending.pop(producer_id, None)
 
     def _apply(
         self,
@@ -517,7 +532,7 @@ class TransactionCoordinator:
 
     def _remember(self, row: Row, *, has_name: bool) -> None:
         with self._mutex:
-            self._record_change(row.producer_id, row.name)
+            self._changed.add(row.producer_id)
             if not row.is_ongoing:
                 self._pending.pop(row.producer_id, None)
             if has_name and row.name is not None:
@@ -538,7 +553,7 @@ class TransactionCoordinator:
             return self._remember_marked(row) if self._resolver.mark_all(row) else row
         done = self._resolver.complete([row])[row.key]
         with self._mutex:
-            self._record_change(row.producer_id, row.name)
+            self._changed.add(row.producer_id)
             if done is not None:
                 self._rows[row.producer_id] = done
             else:
@@ -550,7 +565,7 @@ class TransactionCoordinator:
     def _remember_marked(self, row: Row) -> Row:
         done = self._completed(row)
         with self._mutex:
-            self._record_change(row.producer_id, row.name)
+            self._changed.add(row.producer_id)
             self._marked[row.producer_id] = row
             self._rows[row.producer_id] = done
         return done
@@ -575,14 +590,6 @@ class TransactionCoordinator:
         row = self.row(name)
         if row is not None and row.is_prepared:
             self._finish(row)
-
-
-def _take_over(to: dict[Key, Value], current: dict[Key, Value], key: Key) -> None:
-    """Copy what `current` has for this key to `to`."""
-    if key in current:
-        to[key] = current[key]
-    else:
-        to.pop(key, None)
 
 
 def _identified(done: Step) -> Identified:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core, OpenTopic
     from klamm.store.store_settings import StoreSettings
 
-__all__ = ["TopicChanges", "TopicReader"]
+__all__ = ["TopicChanges", "TopicReader", "different_rows"]
 
 _FEW = 64  # of which each is read by itself
 _END = "\x1e"  # between rows
@@ -58,7 +58,7 @@ class TopicReader:
             text = execute(_TEXTS).fetchone()[0] or ""
             defaults = core.catalog.read_settings(execute)
             if defaults.to_dict() == self._defaults:
-                old, new = _different_rows(self._text, text)
+                old, new = different_rows(self._text, text)
             else:
                 old, new = set(known), _rows(text)
             found = self._parse(execute, new, defaults)
@@ -102,7 +102,7 @@ def _rows(text: str) -> set[str]:
     return set(text.split(_END)) if text else set()
 
 
-def _different_rows(old: str, new: str) -> tuple[set[str], set[str]]:
+def different_rows(old: str, new: str) -> tuple[set[str], set[str]]:
     """Return the rows of `old` that are not in `new`, and those of `new` that are not in `old`."""
     if old == new:
         return set(), set()

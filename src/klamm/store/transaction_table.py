@@ -51,6 +51,7 @@ __all__ = [
     "put_name",
     "put_pending",
     "rows",
+    "unused",
     "upgrade",
     "write",
 ]
@@ -96,7 +97,15 @@ CREATE INDEX pending_offsets_by_topic ON pending_offsets (topic_id)
 
 def rows(execute: Execute, producer_id: int | None = None) -> list[Row]:
     """Return all rows, or the rows of one producer id, by producer id and epoch. Damaged rows are left out."""
-    where, values = ("", ()) if producer_id is None else (" WHERE producer_id = ?", (producer_id,))
+    return _rows(execute, "") if producer_id is None else _rows(execute, " WHERE producer_id = ?", producer_id)
+
+
+def unused(execute: Execute, before_ms: int) -> list[Row]:
+    """Return the rows of the server whose clients have no transaction, and were not heard of since then."""
+    return [row for row in _rows(execute, " WHERE owner = ? AND used_ms < ?", SERVER, before_ms) if row.is_over]
+
+
+def _rows(execute: Execute, where: str, *values: object) -> list[Row]:
     found = []
     for columns in execute(f"SELECT {_COLUMNS}, crc FROM transactions{where}", values).fetchall():
         try:

@@ -73,7 +73,6 @@ from klamm.store.transaction_resolver import Resolver
 from klamm.store.transaction_state import (
     COORDINATOR,
     PROCESS,
-    SERVER,
     Add,
     End,
     Event,
@@ -84,18 +83,17 @@ from klamm.store.transaction_state import (
     Step,
     step,
 )
-from klamm.types import PartitionKey, TopicId, TransactionInfo
+from klamm.types import PartitionKey, TransactionInfo
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.database import Execute
     from klamm.store.directory import Core
 
-__all__ = ["Identity", "PendingKey", "ServerRows", "Transactions", "fenced"]
+__all__ = ["Identity", "Transactions", "fenced"]
 
 Also = Callable[["Execute"], "list[Input] | None"]
-PendingKey = tuple[str, TopicId, int]
-"""Group name, topic id, partition."""
+_PIECE = 500  # names that are forgotten under one lock of klamm.db
 
 
 class Identity:
@@ -127,14 +125,6 @@ class _Finished(NamedTuple):
 
     def is_on_disk(self) -> bool:
         return all(partition.log.flushed_offset >= end or is_deleted(partition) for partition, end in self.ends)
-
-
-class ServerRows(NamedTuple):
-    """A snapshot of the rows of the server's clients, their names, and pending offsets."""
-
-    rows: dict[int, Row]
-    names: dict[str, int]
-    pending: dict[int, set[PendingKey]]
 
 
 class Transactions:
@@ -333,22 +323,6 @@ class Transactions:
 
     # ---- the server's
 
-    def load(self) -> ServerRows:
-        """Read all rows of the server, names and pending offsets in one snapshot."""
-        with self._core.catalog.database.reading() as execute:
-            rows = {row.producer_id: row for row in table.rows(execute) if row.owner == SERVER}
-            names = {
-                name: producer_id
-                for name, producer_id in execute("SELECT name, producer_id FROM transaction_names").fetchall()
-                if producer_id in rows
-            }
-            pending: dict[int, set[PendingKey]] = {}
-            query = """SELECT p.producer_id, g.name, p.topic_id, p.partition FROM pending_offsets p
-                JOIN groups g ON g.number = p.group_number"""
-            for producer_id, *key in execute(query).fetchall():
-                pending.setdefault(producer_id, set()).add(tuple(key))
-        return ServerRows(rows, names, pending)
-
     def version(self) -> object:
         """Return a value that changes when another process may have changed a row of the server."""
         return *self._core.catalog.database.others_version(), self.resolver.changes
@@ -450,15 +424,13 @@ class Transactions:
         database = self._core.catalog.database
         oldest_ms = self._core.heads.clock_ms() - unused_ms
         with database.reading() as execute:
-            rows = [row for row in table.rows(execute) if row.owner == SERVER]
-        unused = [row for row in rows if row.is_over and row.used_ms < oldest_ms]
-        if not unused:
-            return
-        with database.db_lock(), database.transaction() as execute:
-            for row in unused:
-                if table.find(execute, row.key) == row:
-                    table.forget(execute, [row.key])
-                    table.forget_name(execute, row.name, row.producer_id)
+            unused = table.unused(execute, oldest_ms)
+        for start in range(0, len(unused), _PIECE):
+            with database.db_lock(), database.transaction() as execute:
+                for row in unused[start : start + _PIECE]:
+                    if table.find(execute, row.key) == row:
+                        table.forget(execute, [row.key])
+                        table.forget_name(execute, row.name, row.producer_id)
 
     # ---- for people, and for maintenance
 

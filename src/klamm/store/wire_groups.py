@@ -87,12 +87,15 @@ class WireGroups:
         rows = self._groups.rows(group.number) if live else []
         return Embedded(group, tuple(row for row in rows if row.member_index in live))
 
-    def all(self) -> list[tuple[str, bool]]:
-        """Return the names of all groups, and whether they have embedded members."""
+    def names(self) -> list[str]:
+        """Return the names of all groups, in order."""
+        return [name for (name,) in self._database.read("SELECT name FROM groups ORDER BY name")]
+
+    def are_embedded(self, names: Iterable[str]) -> dict[str, bool]:
+        """Return which of these groups exist, and whether they have embedded members."""
         with self._database.reading() as execute:
-            names = execute("SELECT name FROM groups ORDER BY name").fetchall()
-            groups = [self._groups.existing(execute, name) for (name,) in names]
-        return [(each.name, bool(self._groups.live_member_indexes(each.number))) for each in groups]
+            groups = [group for name in names if (group := self._groups.look_up(execute, name)) is not None]
+        return {each.name: bool(self._groups.live_member_indexes(each.number)) for each in groups}
 
     def delete(self, names: Iterable[str]) -> list[KlammError | None]:
         """Delete groups without members, and their offsets. The server lets no client join during the call."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from klamm.kafka.settings import SERVER_SETTINGS
+from klamm.store.store_settings import STORE_SETTINGS
 from tests.interop.apache.jars import java_command
 from tests.serving import KLAMM
 
@@ -46,6 +47,7 @@ def run(selection: Selection, classes: str, *, log: Path, timeout_s: float | Non
         properties = {
             "klamm.command": str(KLAMM),
             "klamm.settings": ",".join(SERVER_SETTINGS),
+            "klamm.store.settings": ",".join(STORE_SETTINGS),
             "klamm.stores": str(stores),
             "junit.jupiter.execution.timeout.default": TEST_TIMEOUT,
         }

@@ -12,11 +12,12 @@ import klamm
 from klamm.errors import Aborted, Fenced, GroupBusy, OutOfOrderSequence
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION, TransactionCoordinator
+from klamm.store import transaction_table, transactions
 from klamm.store.transaction_state import MAX_EPOCH, Add
 from klamm.types import PartitionKey
 from tests.kafka.producing import Client, Settings, hasten, offset_of, offset_row, place_of, serving, set_epoch
 from tests.procs import children, until
-from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
+from tests.store.open_transactions import core_of, log_of, markers, seen, server_names, stands_open
 
 NONE = ErrorCode.NONE
 
@@ -369,12 +370,71 @@ def test_a_transaction_from_before_the_boot_is_over_when_the_server_starts(store
         assert client.coordinator.end("billing", client.producer_id, client.epoch, commit=True, bump=False).error
 
 
+def test_a_server_remembers_so_many_names(store: klamm.Store) -> None:
+    with serving(store, Settings(max_transactional_ids=2)) as coordinator:
+        for name in ("a", "b"):
+            assert coordinator.init_producer_id(name, 1000).error is NONE
+        assert coordinator.init_producer_id("c", 1000) == (ErrorCode.POLICY_VIOLATION, -1, -1)
+        assert coordinator.init_producer_id("a", 1000).error is NONE, "it is known"
+        assert coordinator.init_producer_id(None, 0).error is NONE
+        assert {row.name for row in coordinator.rows()} == {"a", "b"}
+
+
+def test_names_are_forgotten_a_part_at_a_time(store: klamm.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others want the write lock of klamm.db, too."""
+    monkeypatch.setattr(transactions, "_PIECE", 2)
+    with serving(store, Settings(transactional_id_expiration_ms=-10)) as coordinator:
+        for number in range(5):
+            assert coordinator.init_producer_id(f"{number}", 1000).error is NONE
+        database = core_of(store).catalog.database
+        generation = database._generation
+        coordinator.expire()
+        assert coordinator.rows() == [] and server_names(store) == []
+        assert database._generation == generation + 3
+
+
+def test_a_tick_reads_what_others_have_changed_and_nothing_else(
+    store: klamm.Store, coordinator: TransactionCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes write to klamm.db all the time, and there may be very many transactional ids."""
+    clients = [Client(store, coordinator, f"{number}", bumps=True) for number in range(100)]
+    for client in clients:
+        assert client.init() is NONE
+    assert clients[7].send(0) is NONE and clients[7].commit_offsets("g", 3) is NONE
+    coordinator._reload()
+    coordinator._reload()  # what was in the copy before the first one
+    rows, parsed = coordinator.rows(), list[object]()
+    parse = transaction_table._parse
+    monkeypatch.setattr(transaction_table, "_parse", lambda columns: parsed.append(columns[0]) or parse(columns))
+
+    def create() -> None:
+        with klamm.open(store.path) as other:
+            other.topics.create("another")
+
+    def abort() -> None:
+        with klamm.open(store.path) as other:
+            other.transactions.abort(clients[7].producer_id)
+
+    before = coordinator._transactions.version()
+    with children() as start:
+        start(create).answer()
+    assert coordinator._transactions.version() != before
+    coordinator.tick()
+    assert coordinator.rows() == rows and parsed == []
+    with children() as start:
+        start(abort).answer()
+    coordinator.tick()
+    assert set(parsed) == {clients[7].producer_id}
+    changed = [row for row, known in zip(coordinator.rows(), rows, strict=True) if row != known]
+    assert [row.name for row in changed] == ["7"] and coordinator.pending_offsets({"g"}) == set()
+
+
 def test_names_are_forgotten_when_nobody_has_used_them_for_long(store: klamm.Store) -> None:
     with serving(store, Settings(transactional_id_expiration_ms=-1)) as coordinator:
         idle, busy = Client(store, coordinator, "idle", bumps=True), Client(store, coordinator, "busy", bumps=True)
         assert idle.init() is NONE and busy.init() is NONE and busy.send(0) is NONE
         store.maintain()
-        assert [row.name for row in coordinator.rows()] == ["busy", "idle"], "programs leave them alone"
+        assert [row.name for row in coordinator.rows()] == ["idle", "busy"], "programs leave them alone"
 
         def is_gone() -> bool:
             coordinator.expire()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -319,19 +319,19 @@ def test_what_came_late_is_not_aborted_while_its_producer_begins_again(
 def test_what_changes_while_all_is_read_again_stays_known(
     store: klamm.Store, coordinator: TransactionCoordinator, older: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = coordinator._transactions.load
+    original = coordinator._reader.read
     late = Client(store, coordinator, "late", bumps=False)
 
-    def load() -> object:
-        loaded = original()
+    def read(also: Iterable[int] = ()) -> object:
+        found = original(also)
         assert late.init() is NONE
         assert older.send(0) is NONE
         assert older.commit_offsets("g", 3) is NONE
-        return loaded
+        return found
 
-    monkeypatch.setattr(coordinator._transactions, "load", load)
+    monkeypatch.setattr(coordinator._reader, "read", read)
     coordinator._reload()
-    monkeypatch.setattr(coordinator._transactions, "load", original)
+    monkeypatch.setattr(coordinator._reader, "read", original)
     assert rows_of(coordinator, "late").producer_id == late.producer_id
     assert rows_of(coordinator, older.name).is_ongoing
     assert coordinator.pending_offsets({"g"})

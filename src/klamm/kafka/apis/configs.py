@@ -45,6 +45,8 @@ _RESOURCES = {
 """Whose rights count."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # operations
 
+_CONFIG_BYTES = 16  # of a setting in a response, at least
+
 Changes = tuple[dict[str, str], list[str]]
 """What is set, and what goes back to its default."""
 
@@ -54,15 +56,18 @@ Changes = tuple[dict[str, str], list[str]]
 
 async def describe_configs(broker: Broker, call: Call) -> Struct:
     if any(resource.resource_type == _BROKER for resource in call.request.resources):
-        return _describe(broker, call, await broker.catalog(broker.core.catalog.settings))
-    return _describe(broker, call, StoreSettings())
+        return await _describe(broker, call, await broker.catalog(broker.core.catalog.settings))
+    return await _describe(broker, call, StoreSettings())
 
 
-def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
+async def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
     response = DESCRIBE_CONFIGS.response
     details = call.request.include_synonyms, call.request.include_documentation
     response_data = response()
+    turn = broker.large_requests.turn(call)
     for resource in call.request.resources:
+        if turn.is_over:
+            await turn.next()
         code, message = ErrorCode.NONE, None
         entries: tuple[Entry, ...] = ()
         try:
@@ -71,13 +76,15 @@ def _describe(broker: Broker, call: Call, store: StoreSettings) -> Struct:
         except (ApiError, KlammError) as error:
             code, message = code_and_message(error)
         keys = set(resource.configuration_keys or ())
+        configs = [_config(each, *details) for each in entries if not keys or each.name in keys]
+        call.expect(_CONFIG_BYTES * len(configs))
         response_data.results.append(
             response.Resource(
                 error_code=code,
                 error_message=message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
-                configs=[_config(each, *details) for each in entries if not keys or each.name in keys],
+                configs=configs,
             )
         )
     return response_data

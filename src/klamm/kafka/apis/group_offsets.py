@@ -23,6 +23,7 @@ from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
+from klamm.kafka.large_requests import Turn
 from klamm.kafka.repeats import distinct, merge_partitions
 from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from klamm.kafka.wire.structs import Struct
@@ -34,7 +35,7 @@ from klamm.types import PartitionKey, TopicId
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.store.directory import OpenTopic
-    from klamm.store.transactions import PendingKey
+    from klamm.store.server_rows import PendingKey
 
 __all__ = ["HANDLERS", "offset_row", "refused"]
 
@@ -161,7 +162,7 @@ class _CommittedOffset(NamedTuple):
     error: ErrorCode = ErrorCode.NONE
 
 
-_CommittedOffsets = list[tuple[_Topic, list[_CommittedOffset]]]
+_OFFSET_BYTES = 16  # of a partition in a response, at least
 _NOTHING: frozenset[PendingKey] = frozenset()
 
 
@@ -175,29 +176,33 @@ async def offset_fetch(broker: Broker, call: Call) -> Struct:
     ]
     committed, pending = await _offsets(broker, wanted)
     unstable = pending if request.require_stable else _NOTHING
-    responses: list[tuple[_OffsetRequest, ErrorCode, _CommittedOffsets]] = []
+    turn = broker.large_requests.turn(call)
+    responses: list[tuple[_OffsetRequest, ErrorCode, list[Struct]]] = []
     for each, offsets in zip(wanted, committed, strict=True):
+        if turn.is_over:
+            await turn.next()
         refusal = denied[each.group_id]
         if refusal is not None:
             responses.append((each, refusal.code, []))
         elif isinstance(offsets, ErrorCode):
             responses.append((each, offsets, []))
         else:
-            responses.append((each, ErrorCode.NONE, _committed_offsets(broker, call, each, offsets, unstable)))
+            topics = await _committed_offsets(broker, call, turn, each, offsets, unstable)
+            responses.append((each, ErrorCode.NONE, topics))
     if call.version >= 8:
         return response(
             groups=[
-                response.Group(group_id=each.group_id, error_code=error, topics=_encode_topics(call, topics))
+                response.Group(group_id=each.group_id, error_code=error, topics=topics)
                 for each, error, topics in responses
             ]
         )
-    each, error, topics = responses[0]
+    _, error, topics = responses[0]
     if error and call.version < 2:  # errors were said of partitions alone
         topics = [
-            (topic, [_CommittedOffset(number, error=error) for number in topic.numbers])
+            _encoded_topic(call, topic, [_CommittedOffset(number, error=error) for number in topic.numbers])
             for topic in _topics(broker, call, request.topics) or ()
         ]
-    return response(error_code=error, topics=_encode_topics(call, topics))
+    return response(error_code=error, topics=topics)
 
 
 def _topics(broker: Broker, call: Call, requested: list[Struct] | None) -> list[_Topic] | None:
@@ -231,15 +236,18 @@ async def _offsets(
     return outcomes, offsets.pending
 
 
-def _committed_offsets(
-    broker: Broker, call: Call, wanted: _OffsetRequest, offsets: Offsets, unstable: Container[PendingKey]
-) -> _CommittedOffsets:
-    topics = _stored(broker, call, offsets) if wanted.topics is None else wanted.topics
+async def _committed_offsets(
+    broker: Broker, call: Call, turn: Turn, wanted: _OffsetRequest, offsets: Offsets, unstable: Container[PendingKey]
+) -> list[Struct]:
+    """Return the topics of a group's response."""
+    topics = await _stored(broker, call, turn, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
-    responses: _CommittedOffsets = []
+    responses = []
     for topic in topics:
         offsets_of_topic = []
         for number in topic.numbers:
+            if turn.is_over:
+                await turn.next()
             row = None if topic.id is None else offsets.get((topic.id, number))
             if topic.denied:
                 error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -252,14 +260,17 @@ def _committed_offsets(
                 offsets_of_topic.append(_CommittedOffset(number))
             else:
                 offsets_of_topic.append(_CommittedOffset(number, row.offset, row.leader_epoch, row.metadata))
-        responses.append((topic, offsets_of_topic))
+        call.expect(sum(_OFFSET_BYTES + len(each.metadata) for each in offsets_of_topic))
+        responses.append(_encoded_topic(call, topic, offsets_of_topic))
     return responses
 
 
-def _stored(broker: Broker, call: Call, offsets: Offsets) -> list[_Topic]:
+async def _stored(broker: Broker, call: Call, turn: Turn, offsets: Offsets) -> list[_Topic]:
     """Return the topics of these offsets that still exist, and that the client may know of."""
     numbers: dict[TopicId, list[int]] = {}
     for topic_id, number in sorted(offsets):
+        if turn.is_over:
+            await turn.next()
         numbers.setdefault(topic_id, []).append(number)
     found = []
     for topic_id, each in numbers.items():
@@ -269,27 +280,23 @@ def _stored(broker: Broker, call: Call, offsets: Offsets) -> list[_Topic]:
     return sorted(found)
 
 
-def _encode_topics(call: Call, topics: _CommittedOffsets) -> list[Struct]:
+def _encoded_topic(call: Call, topic: _Topic, offsets_of_topic: list[_CommittedOffset]) -> Struct:
     response = OFFSET_FETCH.response
     batched = call.version >= 8
-    make_topic = response.GroupTopic if batched else response.Topic
     make_partition = response.GroupPartition if batched else response.Partition
-    encoded = []
-    for topic, offsets_of_topic in topics:
-        partitions = [
-            make_partition(
-                partition_index=each.number,
-                committed_offset=each.offset,
-                committed_leader_epoch=each.leader_epoch,
-                metadata=each.metadata,
-                error_code=each.error,
-            )
-            for each in offsets_of_topic
-        ]
-        partition_response = make_topic(name=topic.name, partitions=partitions)
-        if batched:
-            partition_response.topic_id = topic.uuid
-        encoded.append(partition_response)
+    partitions = [
+        make_partition(
+            partition_index=each.number,
+            committed_offset=each.offset,
+            committed_leader_epoch=each.leader_epoch,
+            metadata=each.metadata,
+            error_code=each.error,
+        )
+        for each in offsets_of_topic
+    ]
+    encoded = (response.GroupTopic if batched else response.Topic)(name=topic.name, partitions=partitions)
+    if batched:
+        encoded.topic_id = topic.uuid
     return encoded
 
 

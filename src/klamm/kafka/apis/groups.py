@@ -254,8 +254,15 @@ async def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
 
 
 async def describe_groups(broker: Broker, call: Call) -> Struct:
-    denied = {name: call.denied(Operation.DESCRIBE, ResourceType.GROUP, name) for name in call.request.groups}
-    described = {name: broker.group_coordinator.describe(name) for name in call.request.groups if denied[name] is None}
+    denied: dict[str, ApiError | None] = {}
+    described: dict[str, GroupDescription | None] = {}
+    turn = broker.large_requests.turn(call)
+    for name in call.request.groups:
+        if turn.is_over:
+            await turn.next()
+        denied[name] = call.denied(Operation.DESCRIBE, ResourceType.GROUP, name)
+        if denied[name] is None:
+            described[name] = broker.group_coordinator.describe(name)
     others = [name for name, description in described.items() if description is None and is_group_id(name)]
     error = ErrorCode.NONE
     stored: dict[str, Embedded] = {}
@@ -266,6 +273,8 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
         error = code_of(failure)
     groups = []
     for name in call.request.groups:
+        if turn.is_over:
+            await turn.next()
         if (refusal := denied[name]) is not None:
             groups.append(
                 DESCRIBE_GROUPS.response.Group(group_id=name, error_code=refusal.code, error_message=refusal.message)
@@ -341,23 +350,33 @@ async def list_groups(broker: Broker, call: Call) -> Struct:
     request, response = call.request, LIST_GROUPS.response
     states = {state.lower() for state in request.states_filter}
     types = {each.lower() for each in request.types_filter}
-    found = {each.group_id: each for each in broker.group_coordinator.list_groups()}
+    here = {each.group_id: each for each in broker.group_coordinator.list_groups()}
+    stored = broker.group_store.groups
+    found: dict[str, GroupListing] = {}
     try:
-        stored = await broker.catalog(broker.group_store.groups.all)
+        for names in pieces(await broker.catalog(stored.names)):
+            for name, embedded in (await broker.catalog(stored.are_embedded, names)).items():
+                found[name] = GroupListing(name, *((_CONSUMER, "Stable") if embedded else ("", "Empty")))
     except KlammError as failure:
         return response(error_code=code_of(failure))
-    for name, embedded in stored:
-        found.setdefault(name, GroupListing(name, *((_CONSUMER, "Stable") if embedded else ("", "Empty"))))
+    found.update(here)
     sees_all = call.may(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
-    groups = [
-        response.Group(
-            group_id=each.group_id, protocol_type=each.protocol_type, group_state=each.state, group_type=each.type
-        )
-        for each in sorted(found.values())
-        if (not states or each.state.lower() in states)
-        and (not types or each.type in types)
-        and (sees_all or call.may(Operation.DESCRIBE, ResourceType.GROUP, each.group_id))
-    ]
+    groups = []
+    turn = broker.large_requests.turn(call)
+    for name in sorted(found):
+        if turn.is_over:
+            await turn.next()
+        each = found[name]
+        if (
+            (not states or each.state.lower() in states)
+            and (not types or each.type in types)
+            and (sees_all or call.may(Operation.DESCRIBE, ResourceType.GROUP, name))
+        ):
+            groups.append(
+                response.Group(
+                    group_id=name, protocol_type=each.protocol_type, group_state=each.state, group_type=each.type
+                )
+            )
     return response(groups=groups)
 
 
@@ -434,7 +453,6 @@ HANDLERS = (
         0,
         1,
         consumer_group_heartbeat,
-        rights=("Read Group",),
         needs_catalog=False,
         notes="UNSUPPORTED_VERSION at once: groups are classic ones",
     ),

@@ -214,7 +214,7 @@ HANDLERS = (
         offset_for_leader_epoch,
         merge=_merge,
         runs=(DISK,),
-        rights=("Describe Topic",),
+        rights=("Describe Topic", "ClusterAction Cluster"),
         max_response_bytes=LARGE,
     ),
 )

@@ -18,6 +18,7 @@ from klamm.kafka.call import DISK, LARGE, LOOP, TRANSACT, WRITE, Call, Supported
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
+from klamm.kafka.large_requests import LARGE_RESPONSE
 from klamm.kafka.repeats import distinct, merge_partitions
 from klamm.kafka.transaction_coordinator import STATES, Identified
 from klamm.kafka.wire.messages import (
@@ -49,6 +50,7 @@ _FENCED_SINCE = {INIT_PRODUCER_ID: 4, ADD_PARTITIONS_TO_TXN: 2, ADD_OFFSETS_TO_T
 
 _OF_BROKERS_SINCE = 4  # versions of AddPartitionsToTxn that clients do not send
 _ABORTABLE_SINCE = 5  # of AddPartitionsToTxn
+_PRODUCER_BYTES = 36  # of one in a response, at least
 _BUMPS_SINCE = 5  # of EndTxn and TxnOffsetCommit: KIP-890
 _KAFKAS_STATES = {*STATES.values(), "Dead", "PrepareEpochFence"}
 
@@ -81,6 +83,11 @@ async def init_producer_id(broker: Broker, call: Call) -> Struct:
         )
     except KlammError as error:
         found = Identified(code_of(error))
+    if found.error is ErrorCode.POLICY_VIOLATION:
+        broker.transaction_log.warning(
+            "InitProducerId of transactional id %r rejected: max.transactional.ids is reached",
+            request.transactional_id[:200],
+        )
     return INIT_PRODUCER_ID.response(
         error_code=_error_code(call, found.error), producer_id=found.producer_id, producer_epoch=found.epoch
     )
@@ -306,7 +313,10 @@ async def end_txn(broker: Broker, call: Call) -> Struct:
 async def describe_transactions(broker: Broker, call: Call) -> Struct:
     response = DESCRIBE_TRANSACTIONS.response
     states = []
+    turn = broker.large_requests.turn(call)
     for name in call.request.transactional_ids:
+        if turn.is_over:
+            await turn.next()
         denied = call.denied(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
         if denied is not None:
             states.append(response.Transaction(error_code=denied.code, transactional_id=name))
@@ -343,7 +353,10 @@ async def list_transactions(broker: Broker, call: Call) -> Struct:
     now_ms = broker.core.heads.wall_ms()
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     found = []
+    turn = broker.large_requests.turn(call)
     for row in broker.transaction_coordinator.rows():
+        if turn.is_over:
+            await turn.next()
         state = STATES[row.state]
         if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, row.name or ""):
             continue
@@ -363,11 +376,14 @@ async def list_transactions(broker: Broker, call: Call) -> Struct:
 async def describe_producers(broker: Broker, call: Call) -> Struct:
     response = DESCRIBE_PRODUCERS.response
     topics = []
+    turn = broker.large_requests.turn(call)
     for topic in call.request.topics:
         opened = broker.topics.find(topic.name)
         denied = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
         for number in topic.partition_indexes:
+            if turn.is_over:
+                await turn.next()
             answer = response.Partition(partition_index=number)
             partitions.append(answer)
             if denied is not None:
@@ -380,6 +396,8 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
                 partition = await broker.opened(opened, number)
                 expiration_ms = opened.topic.settings.producer_id_expiration_ms
                 answer.active_producers = await broker.disk(_producers, partition, expiration_ms)
+                call.expect(_PRODUCER_BYTES * len(answer.active_producers))
+                call.is_large = call.is_large or len(answer.active_producers) > LARGE_RESPONSE
             except KlammError as error:
                 answer.error_code = code_of(error)
                 answer.error_message = error.message

@@ -10,10 +10,11 @@ costs nothing but its text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.wire.decoder import MAX_ELEMENTS, make_decoder
-from klamm.kafka.wire.encoder import Encoder, make_encoder
+from klamm.kafka.wire.encoder import Encoder, StepEncoder, make_encoder, make_step_encoder
 from klamm.kafka.wire.errors import UnsupportedVersion
 from klamm.kafka.wire.notation import Head, Shape, parse, parse_head
 from klamm.kafka.wire.structs import Struct, make
@@ -62,6 +63,7 @@ class Message:
         self._classes: dict[str, type[Struct]] = {}
         self._decoders: dict[int, Decoder] = {}
         self._encoders: dict[int, Encoder] = {}
+        self._step_encoders: dict[int, StepEncoder] = {}
 
     def __call__(self, **fields: Any) -> Struct:
         return self.classes[self._root](**fields)
@@ -94,6 +96,14 @@ class Message:
     def encode(self, message: Struct, version: int) -> list[Any]:
         """Encode the message and return its bytes in parts; records are parts of their own, as they were given."""
         return (self._encoders.get(version) or self.encoder(version))(message)
+
+    def encode_in_steps(self, message: Struct, version: int) -> Iterator[list[bytes]]:
+        """Encode a message without records, a struct of an array at a time. Yield a list of what is encoded and was not
+        cleared: the user of this clears it as often as it likes.
+        """
+        if version not in self._step_encoders:
+            self._step_encoders[version] = self._made(make_step_encoder, version)
+        return self._step_encoders[version](message)
 
     def decoder(self, version: int) -> Decoder:
         """Return the function behind `decode`."""

@@ -1,6 +1,7 @@
 """Generate the function that encodes one version of a message.
 
     encode(message) -> parts
+    encode_in_steps(message) -> an iterator; after each struct of an array, the bytes since its user has cleared them
 
 Parts are bytes and, each by itself and untouched, the records: whatever has a length in bytes will do, such as a view
 of a file that `sendfile` will send. Fields of fixed size that follow each other, with the length or count behind them
@@ -12,7 +13,7 @@ A value that does not fit its field is our own mistake and raises what Python ra
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from klamm.kafka.wire.decoder import has_records
@@ -22,9 +23,10 @@ from klamm.kafka.wire.source import CODES, FEW, Source
 if TYPE_CHECKING:
     from klamm.kafka.wire.structs import Struct
 
-__all__ = ["Encoder", "make_encoder", "varint_bytes"]
+__all__ = ["Encoder", "StepEncoder", "make_encoder", "make_step_encoder", "varint_bytes"]
 
 Encoder = Callable[[Any], list[Any]]
+StepEncoder = Callable[[Any], Iterator[list[bytes]]]
 
 _SMALL = [bytes([value]) for value in range(128)]
 
@@ -46,6 +48,14 @@ def make_encoder(label: str, shape: Shape, version: int, flexible: bool, classes
     return encoder
 
 
+def make_step_encoder(
+    label: str, shape: Shape, version: int, flexible: bool, classes: dict[str, type[Struct]]
+) -> StepEncoder:
+    """Like `make_encoder`, for messages without records: the function is a generator."""
+    encoder: StepEncoder = _Writer(label, version, flexible, classes).generator(shape)
+    return encoder
+
+
 class _Writer:
     """Variables: w appends to `out`, the bytes since the last records; `parts` is what came before."""
 
@@ -57,6 +67,7 @@ class _Writer:
         self.put = Source({"pack": struct.pack, "small": _SMALL, "varint": varint_bytes})
         self.write = "w"
         self.waiting: list[tuple[str, str]] = []  # codes and values of the next pack
+        self.has_steps = False
 
     def function(self, shape: Shape) -> Any:
         put = self.put
@@ -72,6 +83,15 @@ class _Writer:
         else:
             put("return [b''.join(out)]")
         return put.compile("def encode(o):", self.label)
+
+    def generator(self, shape: Shape) -> Any:
+        assert not has_records(shape), self.label
+        self.has_steps = True
+        self.put("out = []; w = out.append")
+        self.struct(shape, "o")
+        self.flush()
+        self.put("yield out")
+        return self.put.compile("def encode_in_steps(o):", self.label)
 
     # Structs and fields
 
@@ -145,6 +165,8 @@ class _Writer:
         else:
             self.bytes(field.type, False, item)
         self.flush()
+        if self.has_steps and field.shape is not None and self.write == "w":  # else it is in tagged fields
+            put("yield out")
         put.dedent()
 
     def nullable_struct(self, shape: Shape, value: str) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "RequestHeader",
     "check_control_request",
     "frame_size",
+    "framed_response",
     "read_request",
     "read_request_header",
     "read_response",
@@ -151,7 +152,11 @@ def read_request(frame: bytes | memoryview) -> tuple[RequestHeader, Struct]:
 
 def response_frame(api: Api, version: int, correlation_id: int, response: Struct) -> list[Any]:
     """Return all that is sent as a response, in parts; see `Message.encode`."""
-    parts = api.response.encode(response, version)
+    return framed_response(api, version, correlation_id, api.response.encode(response, version))
+
+
+def framed_response(api: Api, version: int, correlation_id: int, parts: list[Any]) -> list[Any]:
+    """Return an encoded response with its header."""
     head = _RESPONSE_V1 if response_header_version(api, version) else _RESPONSE_V0
     size = head.size - SIZE_BYTES + sum(map(len, parts))
     parts[0] = head.pack(size, correlation_id) + parts[0]

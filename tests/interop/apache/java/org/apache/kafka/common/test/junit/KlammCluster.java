@@ -6,6 +6,8 @@ import java.nio.file.Path;
 import java.util.AbstractMap;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -19,10 +21,17 @@ import java.util.regex.Pattern;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.consumer.GroupProtocol;
+import org.apache.kafka.common.acl.AccessControlEntry;
+import org.apache.kafka.common.acl.AclBindingFilter;
+import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 import org.apache.kafka.common.network.ListenerName;
+import org.apache.kafka.common.security.auth.SecurityProtocol;
 import org.apache.kafka.common.test.ClusterInstance;
+import org.apache.kafka.common.test.JaasUtils;
 import org.apache.kafka.common.test.api.ClusterConfig;
 import org.apache.kafka.common.test.api.Type;
 import org.apache.kafka.server.fault.FaultHandlerException;
@@ -30,8 +39,8 @@ import org.apache.kafka.server.fault.FaultHandlerException;
 /**
  * A cluster of one node: a process of `klamm serve` with a store of its own.
  *
- * System properties: klamm.command, the program; klamm.settings, the names of the server's settings, separated by commas; klamm.stores, a
- * directory for stores and logs. Properties of the cluster that are settings of the server go to it. Whatever looks into a broker throws
+ * System properties: klamm.command, the program; klamm.settings and klamm.store.settings, the names of the server's and of the store's
+ * settings, separated by commas; klamm.stores, a directory for stores and logs. Properties of the cluster that are settings go there. Whatever looks into a broker throws
  * UnsupportedOperationException.
  */
 final class KlammCluster implements ClusterInstance {
@@ -39,7 +48,8 @@ final class KlammCluster implements ClusterInstance {
     private static final String FOREIGN_REPLICAS = "foreign.replicas.enable";
     private static final long WAIT_MS = 60_000;
     private static final Pattern READY = Pattern.compile("klamm: serving .+ at (\\S+):(\\d+) ");
-    private static final Set<String> SETTINGS = Set.copyOf(Arrays.asList(System.getProperty("klamm.settings").split(",")));
+    private static final Set<String> SETTINGS = names("klamm.settings");
+    private static final Set<String> STORE_SETTINGS = names("klamm.store.settings");
 
     private final ClusterConfig config;
     private Path directory;
@@ -50,6 +60,10 @@ final class KlammCluster implements ClusterInstance {
 
     KlammCluster(ClusterConfig config) {
         this.config = config;
+    }
+
+    private static Set<String> names(String property) {
+        return Set.copyOf(Arrays.asList(System.getProperty(property).split(",")));
     }
 
     private static UnsupportedOperationException inside(String what) {
@@ -76,6 +90,14 @@ final class KlammCluster implements ClusterInstance {
         Map<String, String> properties = new TreeMap<>(config.serverProperties());
         config.perServerOverrideProperties().values().forEach(properties::putAll);
         properties.putAll(config.perServerOverrideProperties().getOrDefault(NODE, Map.of()));
+        if (hasLogins()) {
+            addUsers();
+            // As Kafka's test kit has it.
+            properties.put("listeners", "SASL_PLAINTEXT://127.0.0.1:" + port);
+            properties.putIfAbsent("sasl.enabled.mechanisms", "PLAIN");
+            properties.putIfAbsent("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer");
+            properties.putIfAbsent("super.users", "User:" + JaasUtils.KAFKA_PLAIN_ADMIN);
+        }
         properties.forEach((name, value) -> {
             String setting = name.equals("num.partitions") ? "default-partitions" : name;
             if (SETTINGS.contains(setting)) command.addAll(List.of("--set", setting + "=" + value));
@@ -94,6 +116,51 @@ final class KlammCluster implements ClusterInstance {
             port = Integer.parseInt(ready.group(2));
             return true;
         });
+        alterStore(properties);
+    }
+
+    private boolean hasLogins() {
+        return config.brokerSecurityProtocol() == SecurityProtocol.SASL_PLAINTEXT;
+    }
+
+    private void addUsers() throws IOException, InterruptedException {
+        if (started) return; // the store has them
+        addUser(JaasUtils.KAFKA_PLAIN_ADMIN, JaasUtils.KAFKA_PLAIN_ADMIN_PASSWORD);
+        addUser(JaasUtils.KAFKA_PLAIN_USER1, JaasUtils.KAFKA_PLAIN_USER1_PASSWORD);
+    }
+
+    private void addUser(String name, String password) throws IOException, InterruptedException {
+        Path secret = Files.writeString(directory.resolve("password"), password);
+        String store = directory.resolve("store").toString();
+        Process added = new ProcessBuilder(System.getProperty("klamm.command"), "user", "add", name, "--store", store, "--create",
+            "--password-file", secret.toString()).redirectErrorStream(true).redirectOutput(directory.resolve("users").toFile()).start();
+        if (added.waitFor() != 0) throw new IllegalStateException(Files.readString(directory.resolve("users")));
+    }
+
+    /** Kafka's own looks into the authorizers of brokers. */
+    @Override
+    public void waitAcls(AclBindingFilter filter, Collection<AccessControlEntry> entries) throws InterruptedException {
+        try (Admin admin = admin()) {
+            await(filter + " has its entries", () -> {
+                Set<AccessControlEntry> found = new HashSet<>();
+                admin.describeAcls(filter).values().get().forEach(binding -> found.add(binding.entry()));
+                return found.equals(new HashSet<>(entries));
+            });
+        }
+    }
+
+    /** Sets what is a setting of the store, which all processes that have it open share. */
+    private void alterStore(Map<String, String> properties) throws InterruptedException {
+        List<AlterConfigOp> changes = new ArrayList<>();
+        properties.forEach((name, value) -> {
+            if (STORE_SETTINGS.contains(name)) changes.add(new AlterConfigOp(new ConfigEntry(name, value), AlterConfigOp.OpType.SET));
+        });
+        if (changes.isEmpty()) return;
+        try (Admin admin = admin()) {
+            admin.incrementalAlterConfigs(Map.of(new ConfigResource(ConfigResource.Type.BROKER, ""), changes)).all().get();
+        } catch (ExecutionException error) {
+            throw new IllegalStateException(error);
+        }
     }
 
     private void end() throws InterruptedException {
