@@ -11,6 +11,7 @@ soak_seconds  KLAMM_SOAK_SECONDS, or null
 passed        tests that passed, or mutants that were killed; null if nobody counted them
 failed        those that did not
 failures      their names
+reasons       of each: the last seed that it printed, and the beginning of its error; only where something failed
 exit          exit code of the run
 """
 
@@ -36,6 +37,7 @@ def append(
     passed: int | None,
     failures: Sequence[str],
     exit_code: int,
+    reasons: Sequence[str] = (),
     ledger: Path = LEDGER,
 ) -> None:
     """Append the line of a run that has ended."""
@@ -51,6 +53,7 @@ def append(
         "passed": passed,
         "failed": len(failures),
         "failures": list(failures),
+        **({"reasons": list(reasons)} if reasons else {}),
         "exit": exit_code,
     }
     with ledger.open("a") as file:

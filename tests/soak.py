@@ -7,6 +7,7 @@ With arguments, only the tests that they choose. Each run leaves a line in tests
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,15 @@ from xml.etree import ElementTree
 
 from tests import ledger
 
+_MOST_TEXT = 300
+
 
 class Outcome(NamedTuple):
     passed: int
     failures: list[str]
     """Node ids of tests that failed, in their setup or at their end, too."""
+    reasons: list[str]
+    """Of each: the beginning of its error, and the last seed that it printed."""
 
 
 def outcome_of(report: Path) -> Outcome | None:
@@ -31,15 +36,21 @@ def outcome_of(report: Path) -> Outcome | None:
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):
         return None
-    failures: list[str] = []
+    failures: dict[str, str] = {}
     passed = 0
     for case in cases:
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
-            failures.append(f"{case.get('file')}::{case.get('name')}")
+            failures.setdefault(f"{case.get('file')}::{case.get('name')}", _reason(case))
         elif "skipped" not in kinds:
             passed += 1
-    return Outcome(passed, sorted(set(failures)))
+    return Outcome(passed, sorted(failures), [failures[each] for each in sorted(failures)])
+
+
+def _reason(case: ElementTree.Element) -> str:
+    seeds = re.findall(r"KLAMM_SEED=\d+", case.findtext("system-out", ""))
+    messages = [child.get("message", "") for child in case if child.tag in ("failure", "error")]
+    return " ".join([*seeds[-1:], *(each[:_MOST_TEXT] for each in messages[:1])])
 
 
 def run_tests(arguments: Sequence[str], *, record: Path = ledger.LEDGER) -> int:
@@ -48,7 +59,7 @@ def run_tests(arguments: Sequence[str], *, record: Path = ledger.LEDGER) -> int:
     with tempfile.TemporaryDirectory(prefix="klamm-soak-") as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "--timeout", "0"]
-        options = [f"--junitxml={report}", "-o", "junit_family=xunit1"]
+        options = [f"--junitxml={report}", "-o", "junit_family=xunit1", "-o", "junit_logging=system-out"]
         process = subprocess.Popen([*command, *options, *arguments], cwd=ledger.ROOT)
         try:
             code = process.wait()
@@ -62,6 +73,7 @@ def run_tests(arguments: Sequence[str], *, record: Path = ledger.LEDGER) -> int:
         seconds=time.monotonic() - begin,
         passed=outcome.passed if outcome else None,
         failures=outcome.failures if outcome else [],
+        reasons=outcome.reasons if outcome else [],
         exit_code=code,
         ledger=record,
     )

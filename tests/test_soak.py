@@ -19,6 +19,7 @@ def test_passes():
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_fails(n):
+    print("KLAMM_SEED=1", "KLAMM_SEED=77")
     assert n == 1
 
 def test_is_skipped():
@@ -37,10 +38,14 @@ def test_a_report_of_pytest_is_counted_by_outcome(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    done = subprocess.run([*command, "-o", "junit_family=xunit1", "test_some.py"], cwd=tmp_path, capture_output=True)
+    options = ["-o", "junit_family=xunit1", "-o", "junit_logging=system-out"]
+    done = subprocess.run([*command, *options, "test_some.py"], cwd=tmp_path, capture_output=True)
     assert done.returncode == 1, done.stdout
     found = soak.outcome_of(report)
-    assert found == (2, ["test_some.py::test_cannot_begin", "test_some.py::test_fails[2]"])
+    assert found is not None
+    assert found[:2] == (2, ["test_some.py::test_cannot_begin", "test_some.py::test_fails[2]"])
+    assert found.reasons[0].endswith('OSError: no"')
+    assert found.reasons[1].startswith("KLAMM_SEED=77 ") and "assert 2 == 1" in found.reasons[1]
 
 
 def test_a_report_that_is_missing_or_cut_off_counts_nothing(tmp_path: Path) -> None:
@@ -61,6 +66,7 @@ def test_a_run_appends_a_line_that_names_the_tree_it_ran_on(tmp_path: Path, monk
             seconds=2.4,
             passed=3,
             failures=["a"] * code,
+            reasons=["why"] * code,
             exit_code=code,
             ledger=path,
         )
@@ -70,6 +76,7 @@ def test_a_run_appends_a_line_that_names_the_tree_it_ran_on(tmp_path: Path, monk
         (tree.strip(), 0, 0),
         (tree.strip(), 1, 1),
     ]
+    assert "reasons" not in lines[0] and lines[1]["reasons"] == ["why"]
     assert lines[0]["soak_seconds"] == "7" and lines[0]["is_partial"] and lines[0]["arguments"] == ["-k", "x"]
 
 

@@ -389,6 +389,7 @@ def test_a_toml_file_that_does_not_fit_is_one_line_that_names_it_and_2(
         (["--default-partitions", "0"], "--default-partitions"),
         (["--set", "node-id"], "expected --set name=value"),
         (["--set", "nodeid=1"], "did you mean 'node-id'?"),
+        (["--set", "listener.name.x.ssl.client.auth=none"], "set ssl.client.auth without listener.name"),
         (["--set", "xyz=1"], "server-settings.md"),
         (["--log-format", "xml"], "expected text or json"),
         (["--log-level", "loud"], "expected info or debug"),

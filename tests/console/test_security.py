@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from base64 import b64encode
+from typing import Any
 
 import pytest
+import uvicorn
 
 import klamm
 from klamm.console.app import ACTIONS, PAGES
 from klamm.console.options import ConsoleOptions
 from klamm.console.passwords import has_users, is_password
 from klamm.console.security import Guard
+from klamm.console.server import run_console
 from klamm.store.users import Users
 from tests.console.visitor import HOST, Visitor
 
@@ -218,6 +222,33 @@ def test_another_address_than_loopback_needs_a_token(host: str) -> None:
     with pytest.raises(klamm.InvalidSetting, match="needs a token"):
         ConsoleOptions(host=host)
     assert ConsoleOptions(host=host, token=TOKEN).token == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "read"),
+    [
+        ("127.0.0.1", {"token": TOKEN}, ""),
+        ("0.0.0.0", {"token": TOKEN}, "its token"),
+        ("0.0.0.0", {"has_users": True}, "passwords of users"),
+    ],
+)
+def test_what_others_can_read_on_the_network_is_warned_of(
+    store: klamm.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    host: str,
+    options: dict[str, Any],
+    read: str,
+) -> None:
+    """There is no TLS."""
+
+    def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        for each in sockets:
+            each.close()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    run_console(store, "events", ConsoleOptions(host=host, port=0, **options), print)
+    assert (f"no encryption, so everyone on the way can read {read}" in caplog.text) is bool(read)
 
 
 def test_a_short_token_is_refused() -> None:

@@ -24,7 +24,7 @@ from tests.interop.raw import Raw
 from tests.procs import until
 from tests.serving import SHORT_SESSIONS, serving
 
-__all__ = ["Broker", "apache_broker", "broker", "fresh", "klamm_broker", "run_tool", "tools"]
+__all__ = ["Broker", "apache_broker", "broker", "coordinating", "fresh", "klamm_broker", "run_tool", "tools"]
 
 # What SHORT_SESSIONS are to `klamm serve`.
 APACHE_SETTINGS = {
@@ -99,7 +99,13 @@ def _apache_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def apache_broker(_apache_ahead: None) -> Iterator[Broker]:
     need_kafka()
-    server = _Apache.begin()
+    made = coordinating(_Apache.begin())
+    yield made
+    made.close()
+
+
+def coordinating(server: KafkaBroker) -> Broker:
+    """Return an Apache Kafka once its coordinators are ready, too."""
     server.wait()
     made = Broker("apache", server.address, guarded=server.guarded)
     for kind in (0, 1):  # it makes its own topics when it is first asked for a coordinator
@@ -108,8 +114,7 @@ def apache_broker(_apache_ahead: None) -> Iterator[Broker]:
         loaded = {"transactional_id": None if kind == 0 else "warm", "transaction_timeout_ms": 1000}
         until(lambda: made.raw.ask(INIT_PRODUCER_ID, 4, **loaded).error_code == 0, "it is ready")  # noqa: B023
         until(lambda: made.raw.ask(DESCRIBE_GROUPS, 5, groups=["warm"]).groups[0].error_code == 0, "it is ready")
-    yield made
-    made.close()
+    return made
 
 
 @pytest.fixture(scope="session")

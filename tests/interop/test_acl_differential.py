@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from klamm.kafka.wire.messages import (
 from klamm.store.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from klamm.store.users import Users
 from tests.crash.cases import seed_of
-from tests.interop.brokers import Broker, fresh
+from tests.interop.brokers import Broker, coordinating, fresh
 from tests.interop.java_tools import need_kafka
 from tests.interop.kafka_broker import USERS, KafkaBroker
 from tests.interop.raw import Raw
@@ -157,7 +157,7 @@ def pair(apache_broker: Broker, tmp_path: Path) -> Iterator[Pair]:
 
 
 @contextmanager
-def paired(apache_broker: Broker | KafkaBroker, path: Path, **more: str) -> Iterator[Pair]:
+def paired(apache_broker: Broker, path: Path, **more: str) -> Iterator[Pair]:
     """Both brokers, ours with `more` settings."""
     with klamm.open(path) as store:
         users = Users(store._acquired().catalog)
@@ -276,8 +276,7 @@ def test_rules_and_requests_where_everyone_may_do_what_no_rule_is_about(tmp_path
     everyone = {"allow_everyone_if_no_acl_found": "true"}
     kafka = KafkaBroker(is_guarded=True, **everyone)
     try:
-        kafka.wait()
-        with paired(kafka, tmp_path / "events", **everyone) as pair:
+        with closing(coordinating(kafka)) as broker, paired(broker, tmp_path / "events", **everyone) as pair:
             run_cases(pair, float(os.environ.get("KLAMM_SOAK_SECONDS", "1800")) / 3)
     finally:
         kafka.stop()

@@ -444,7 +444,9 @@ def _plain(struct: Struct, world: World) -> Any:
             known = {id_: name for name, id_ in world.ids.items()}
             kept[field] = known.get(value, "none of ours")
         elif isinstance(value, list) and value and isinstance(value[0], Struct):
-            kept[field] = sorted((_plain(each, world) for each in value if _is_ours(each, world)), key=repr)
+            ours = sorted((_plain(each, world) for each in value if _is_ours(each, world)), key=repr)
+            if ours:  # as an empty list: a broker may show others, as Kafka does its internal topics
+                kept[field] = ours
     return kept
 
 

@@ -222,7 +222,8 @@ def _settings(sources: Mapping[str, SettingSource]) -> ServerSettings:
         hint = error.hint
         if _key(culprit.name) not in map(_key, SERVER_SETTINGS):
             hint = (
-                nearest(culprit.name, [*SERVER_SETTINGS, *_OWN, "console", "mask"])
+                error.hint
+                or nearest(culprit.name, [*_OWN, "console", "mask"])
                 or "docs/reference/server-settings.md has all"
             )
         setting = None if culprit.where == f"--{culprit.name}" else error.setting  # which the option says already
