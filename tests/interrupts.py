@@ -48,8 +48,8 @@ def _handler_at(code: CodeType, offset: int) -> int:
 
 
 class _Tracer:
-    def __init__(self, point: int) -> None:
-        self.left = point
+    def __init__(self, point: int, within: str = "") -> None:
+        self.point, self.within = point, within
         self.passed = 0
         self._last: dict[FrameType, int] = {}  # offset of the last instruction
 
@@ -74,16 +74,21 @@ class _Tracer:
         return self.trace
 
     def _pass(self, frame: FrameType) -> None:
+        if self.within not in frame.f_code.co_filename:
+            return
         self.passed += 1
-        if self.passed == self.left:
+        if self.passed == self.point:
             self._last.clear()
             raise Interrupted(f"{frame.f_code.co_qualname}, line {frame.f_lineno}")
 
 
 @contextmanager
-def interrupt_at(point: int) -> Iterator[_Tracer]:
-    """Raise Interrupted at the `point`-th point of what the block calls; 0: only count them, as `passed`."""
-    tracer = _Tracer(point)
+def interrupt_at(point: int, *, within: str = "") -> Iterator[_Tracer]:
+    """Raise Interrupted at the `point`-th point of what the block calls; 0: only count them, as `passed`.
+
+    `within`: a part of the paths of files; other code is not interrupted.
+    """
+    tracer = _Tracer(point, within)
     collects = gc.isenabled()
     gc.disable()
     sys.settrace(tracer.trace)

@@ -425,12 +425,13 @@ from klamm.disk import fork
 
 class Other:  # a thread, say, that lets go of the store while this one forks
     def in_child(self): pass
-    def before(self): pass
-    def after(self): self.store = None
+    def before(self, take): take(self)
+    def acquire(self): pass
+    def release(self): self.store = None
 
 for number in range(20):
     other = Other()
-    fork.register(other, Other.in_child, Other.before, Other.after, order=2)
+    fork.register(other, Other.in_child, Other.before, order=2)
     other.store = klamm.open(f"{sys.argv[1]}/{number}")
     other.store.topics.create("t")
     other.store.append("t", b"x", acks=1)

@@ -14,8 +14,9 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ import pytest
 import klamm
 from klamm.batch import Builder
 from klamm.errors import KlammError
+from klamm.store.users import Users
 from tests.crash.cases import memory_directory, run_cases, seed_of
 from tests.procs import Flag, children
 
@@ -364,3 +366,86 @@ def test_every_pair_of_files_that_are_removed_is_made_again_or_named(stages: Sta
 def pairs(stages: Stages) -> list[Case]:
     found = itertools.combinations(files_of(stages.final), 2)
     return [Case(pair, "removed", boot) for pair in found for boot in ("same", "other", "running", "beside")]
+
+
+def add_user(store: klamm.Store) -> None:
+    Users(store._acquired().catalog).add("alice", "a secret of hers")
+
+
+def commit_once(store: klamm.Store) -> None:
+    with store.transaction() as tx:
+        tx.once("loader", 17)
+        tx.send("plain", b"once")
+
+
+def commit_transaction(store: klamm.Store) -> None:
+    with store.transaction() as tx:
+        tx.send("plain", b"transactional")
+
+
+def commit_offsets(store: klamm.Store) -> None:
+    with store.consumer("plain", group="readers", wait=0, auto_offset_reset="earliest") as consumer:
+        consumer.commit(consumer.poll(max_records=2, timeout=0))
+
+
+WRITES: dict[str, Callable[[klamm.Store], None]] = {
+    "a user": add_user,
+    "a number": commit_once,
+    "a transaction": commit_transaction,
+    "offsets": commit_offsets,
+}
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_klamm_db_without_the_last_durable_write_is_refused_until_it_is_accepted(
+    stages: Stages, scratch: Path, write: str, how: str
+) -> None:
+    """Offsets alone are no durable write: without them only another file is refused."""
+    path = copy_of(stages, scratch / "store", "same")
+    with klamm.open(path) as store:
+        assert store.append("plain", b"before") is not None
+    older = (path / "klamm.db").read_bytes()
+    with klamm.open(path) as store:
+        WRITES[write](store)
+    assert not (path / "klamm.db-wal").exists()
+    if how == "in place":
+        (path / "klamm.db").write_bytes(older)
+    else:
+        (path / "put-back").write_bytes(older)
+        os.rename(path / "put-back", path / "klamm.db")
+    if (write, how) == ("offsets", "in place"):
+        klamm.open(path).close()
+        return
+    for _ in range(2):
+        with pytest.raises(klamm.StoreError, match="restored from a backup") as caught:
+            klamm.open(path)
+        assert f"{path}/klamm.db: is " in str(caught.value)
+    report = klamm.check(path, repair=True)
+    assert report.ok and report.breaches
+    with klamm.open(path) as store:
+        assert store.append("plain", b"new") == store.topics.describe("plain").partitions[0].end - 1
+
+
+@pytest.mark.parametrize("gone", ["klamm.db-wal", "klamm.db-shm"])
+def test_without_the_log_of_klamm_db_a_store_is_refused_and_without_its_index_it_is_as_it_was(
+    stages: Stages, scratch: Path, gone: str
+) -> None:
+    path = copy_of(stages, scratch / "store", "same")
+
+    def die() -> None:
+        store = klamm.open(path)
+        add_user(store)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with children() as start:
+        start(die).ended()
+    assert (path / "klamm.db-wal").stat().st_size > 0
+    (path / gone).unlink()
+    if gone == "klamm.db-shm":
+        assert outcome(path, stages) == "truth"
+        return
+    with pytest.raises(klamm.StoreError, match="is older than the logs"):
+        klamm.open(path)
+    assert klamm.check(path, repair=True).ok
+    assert outcome(path, stages) == "truth"

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from klamm.disk import _os, files
 from klamm.errors import DiskFull, UnsupportedFilesystem
@@ -85,6 +87,41 @@ def test_directories_and_removals_may_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "a" / "file").write_bytes(b"x" * 100_000)
     files.sync_file(str(tmp_path / "a" / "file"))
     assert files.read(str(tmp_path / "a" / "file")) == b"x" * 100_000
+
+
+def test_a_file_of_any_size_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    assert files.read(str(path), max_size=100) == b"x" * 100
+    with pytest.raises(files.TooLarge, match="has 100 bytes, expected at most 99"):
+        files.read(str(path), max_size=99)
+    os.truncate(path, 1 << 40)
+    with pytest.raises(files.TooLarge):
+        files.read(str(path))
+
+
+def test_pieces_are_the_file_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE", 7)
+    path, copy, data = str(tmp_path / "file"), str(tmp_path / "copy"), bytes(range(100))
+    files.replace(path, data)
+    for start, end in ((0, None), (0, 100), (3, 50), (50, 1000), (100, None), (9, 9)):
+        pieces = list(files.pieces(path, start, end))
+        assert b"".join(pieces) == data[start:end] and all(len(piece) <= 7 for piece in pieces)
+    files.replace(copy, files.pieces(path, 3, 50))
+    assert files.read(copy) == data[3:50]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-1", "+1", " 1", "1_0", "\u00b2", "\u0663", "9" * 20, "9" * 5000, str(2**63), "01"]
+)
+def test_what_is_no_number_in_a_name_is_none(name: str) -> None:
+    assert files.number_in_name(name) is None
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 20))
+def test_a_number_in_a_name_is_named_by_one_name_only(number: int, digits: int) -> None:
+    assert files.number_in_name(f"{number:0{digits}}", digits) == number
+    assert files.number_in_name(f"0{number:0{digits}}", digits) is None
 
 
 # ---- file systems

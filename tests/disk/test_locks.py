@@ -14,6 +14,7 @@ import pytest
 from klamm.disk import _os
 from klamm.disk.locks import DB_LOCK, DB_LOCK_QUEUE, MAX_MEMBER_INDEX, OWNED, LockFile, group_lock_base
 from klamm.errors import StoreBusy
+from tests.interrupts import Interrupted, interrupt_at, points_of
 from tests.procs import Flag, asleep, children, until
 
 # Python 3.12 warns of forks with threads; that they are safe here is what is tested.
@@ -365,3 +366,29 @@ def test_the_first_in_a_queue_may_be_killed(tmp_path: Path) -> None:
             assert second.running
         second.answer()
     lock.close()
+
+
+def test_a_timed_lock_is_held_in_its_block_if_it_was_free_in_time() -> None:
+    lock = threading.Lock()
+    for timeout in (None, 0, 10):
+        with _os.TimedLock(lock, timeout) as is_held:
+            assert is_held and lock.locked()
+            for short in (0, -1, 0.001):
+                with _os.TimedLock(lock, short) as is_held_twice:
+                    assert not is_held_twice
+                assert lock.locked()
+        assert not lock.locked()
+
+
+def test_an_interrupt_leaves_no_timed_lock_held() -> None:
+    lock = threading.Lock()
+
+    def work() -> None:
+        with _os.TimedLock(lock, 5) as is_held:
+            assert is_held
+            len("anything")
+
+    for point in range(1, points_of(work) + 1):
+        with pytest.raises(Interrupted), interrupt_at(point):
+            work()
+        assert not lock.locked(), point

@@ -17,7 +17,8 @@ from klamm.log.sealed import Lack
 
 number = st.integers(0, 2**62)
 pairs = st.lists(st.tuples(number, number), max_size=6).map(tuple)
-points = st.builds(Point, number, number, number, number, pairs, st.integers(-1, 2**62), st.booleans(), pairs)
+epochs = st.lists(st.tuples(st.integers(0, point.MAX_EPOCH), number), max_size=6).map(tuple)
+points = st.builds(Point, number, number, number, number, epochs, st.integers(-1, 2**62), st.booleans(), pairs)
 
 
 @given(points)
@@ -50,6 +51,11 @@ def test_counts_that_do_not_fit_the_length_are_damage() -> None:
             struct.pack_into("<I", data, at, count)
             struct.pack_into("<I", data, len(data) - 4, crc32c(bytes(data[:-4])))
             assert point.parse(bytes(data)) is Lack.DAMAGED
+
+
+@pytest.mark.parametrize("epoch", [-1, point.MAX_EPOCH + 1, 2**31, 2**62])
+def test_an_epoch_that_no_batch_can_have_is_damage(epoch: int) -> None:
+    assert point.parse(point.pack(Point(epochs=((0, 0), (epoch, 5))))) is Lack.DAMAGED
 
 
 def test_a_point_is_stored_and_loaded_whole_or_not_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from klamm.batch import walk
 from klamm.disk import _os
 from klamm.errors import CorruptBatch, DiskFull, KlammError
-from klamm.log import head, segment
+from klamm.log import head, point, segment
 from klamm.log.index import Index
 from klamm.log.partition import Partition
 from tests.log.logs import batch_of, flip, log_file, move_clock, power_cut, records
@@ -251,6 +252,47 @@ def test_epochs_are_read_from_the_log_when_the_point_is_lost(rig: Rig) -> None:
     again = reopened(rig, partition, **LARGE)
     assert again.ends().leader_epoch == 2
     assert (again.end_of_epoch(0), again.end_of_epoch(1)) == (4, 8)
+
+
+@pytest.mark.parametrize("is_synced", [True, False], ids=["synced", "not synced"])
+@pytest.mark.parametrize("epoch", [1, 2**31 - 1])
+def test_an_epoch_that_the_log_never_had_is_damage_without_a_recovery_point_too(
+    rig: Rig, epoch: int, is_synced: bool
+) -> None:
+    partition = rig.partition(1, **LARGE)
+    fill(partition, 3)
+    if is_synced:
+        partition.sync(3)
+    path = log_file(partition, 0)
+    with path.open("r+b") as file:
+        file.seek(walk(path.read_bytes())[0].size + 12)
+        file.write(struct.pack(">i", epoch))
+    assert not (Path(partition.directory) / "recovery").exists()
+    if is_synced:
+        with pytest.raises(CorruptBatch, match=f"leader epoch is {epoch}") as caught:
+            reopened(rig, partition, **LARGE)
+        assert caught.value.path == str(path)
+        return
+    again = reopened(rig, partition, **LARGE)
+    assert read_all(again) == [(0, 0)]
+    assert again.ends().leader_epoch == 1
+    again.append(batch(0, 1))
+    assert [record.leader_epoch for record in records(again)] == [0, 1]
+    assert read_all(reopened(rig, again, **LARGE)) == [(0, 0), (0, 1)]
+
+
+def test_epochs_never_outgrow_what_a_batch_can_have(rig: Rig) -> None:
+    partition = rig.partition(1, **LARGE)
+    fill(partition, 1)
+    partition.checkpoint()
+    known = point.load(partition.directory)
+    assert isinstance(known, point.Point)
+    point.store(partition.directory, known._replace(epochs=((0, 0), (point.MAX_EPOCH, 1))))
+    for number in range(1, 4):
+        partition = reopened(rig, partition, **LARGE)
+        assert partition.ends().leader_epoch == point.MAX_EPOCH
+        fill(partition, 1, number)
+    assert len(read_all(partition)) == 4
 
 
 # ---- what else comes back

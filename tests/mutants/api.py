@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(
         "other processes are not told of a change of the catalog",
         "reference/api.md: store.alter",
-        (("src/klamm/store/directory.py", "        if is_read:\n            self.changed()", "        pass"),),
+        (("src/klamm/store/found_catalog.py", "    core.catalog.on_change = core.changed\n", ""),),
         (
             f"{TESTS}::test_settings_are_a_mapping_or_keywords",
             f"{TOLD}[alter]",
@@ -35,8 +35,8 @@ MUTANTS = [
         (
             (
                 "src/klamm/store/directory.py",
-                "        if is_read:\n            self.changed()",
-                "        self.changed()",
+                "        if changes > self.heads.changes:\n            self.heads.changes = changes",
+                "        self.heads.changes = changes\n        self.changed()",
             ),
         ),
         (f"{TOLD}[allocate_producer_id]",),

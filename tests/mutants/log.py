@@ -182,6 +182,12 @@ MUTANTS = [
         ("tests/store/test_deletion.py::test_a_flipped_bit_of_what_was_synced_is_damage_and_not_a_tail_after_a_boot",),
     ),
     Mutant(
+        "a log without a recovery point may have any leader epoch",
+        "internals/recovery.md: epochs",
+        (("src/klamm/log/point.py", "    if not epochs and not proof.exists:\n", "    if not epochs:\n"),),
+        (f"{RECOVERY_TESTS}::test_an_epoch_that_the_log_never_had_is_damage_without_a_recovery_point_too",),
+    ),
+    Mutant(
         "a missing recovery point never was",
         "promise 8",
         ((RECOVERY, "proof.exists and not proof.had_point:", "True:"),),
@@ -391,7 +397,7 @@ MUTANTS = [
         (
             (
                 RECOVERY,
-                ("            files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))\n"),
+                "        files.replace(path + suffix, files.pieces(path, good.position, good.size))\n",
                 "",
             ),
         ),

@@ -247,6 +247,12 @@ MUTANTS = [
         (f"{LOCK_WORD}::test_no_life_begins_in_a_mapping_that_cannot_be_written",),
     ),
     Mutant(
+        "a handler of a fork that a signal handler interrupts is given up",
+        "disk/fork.py",
+        (("src/klamm/disk/_fork.pxi", "    FORK_TRIES = 50  ", "    FORK_TRIES = 1  "),),
+        ("tests/disk/test_fork.py::test_an_interrupt_at_any_point_of_a_fork_leaves_no_lock_held",),
+    ),
+    Mutant(
         "a forked child goes on with its parent's life",
         "log/owner.h LCK8",
         ((APPEND, "    w.abandoned = 1\n", "    pass\n"), (APPEND, "    w.life.number = 0\n", "    pass\n")),

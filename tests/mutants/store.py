@@ -14,6 +14,10 @@ SMALLER_TESTS = "tests/store/test_smaller_heads.py"
 REPLACED_TESTS = "tests/store/test_replaced_store.py"
 MISSING = "tests/crash/test_missing_files.py::test_each_file_that_is_removed_or_put_back_is_made_again_or_named"
 
+OLDER = (
+    "tests/crash/test_missing_files.py::test_a_klamm_db_without_the_last_durable_write_is_refused_until_it_is_accepted"
+)
+
 APPEND = "src/klamm/log/_append.pxi"
 
 MUTANTS = [
@@ -116,6 +120,24 @@ MUTANTS = [
         ("tests/store/test_deletion.py::test_a_damaged_klamm_db_is_not_set_aside_under_a_process_that_uses_it",),
     ),
     Mutant(
+        "only some of the durable writes of klamm.db are counted",
+        "store/catalog.py CAT8",
+        (
+            (
+                "src/klamm/store/catalog.py",
+                "            self.database.count_write = self._count_change\n",
+                "",
+            ),
+        ),
+        (OLDER,),
+    ),
+    Mutant(
+        "another klamm.db than before is as good",
+        "store/catalog.py CAT8",
+        (("src/klamm/store/found_catalog.py", "    if is_in_place:\n", "    if False:\n"),),
+        (OLDER,),
+    ),
+    Mutant(
         "klamm.db may be older than the logs",
         "store/catalog.py CAT8",
         (("src/klamm/store/found_catalog.py", "    if changes < known and", "    if False and"),),
@@ -138,7 +160,13 @@ MUTANTS = [
     Mutant(
         "another lock file is as good",
         "store/presence.py",
-        (("src/klamm/store/presence.py", "        if known == ours:\n            return\n", "        return\n"),),
+        (
+            (
+                "src/klamm/store/presence.py",
+                "        if known == ours:\n            return True\n",
+                "        return True\n",
+            ),
+        ),
         (MISSING,),
     ),
     Mutant(

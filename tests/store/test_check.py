@@ -389,6 +389,21 @@ def test_a_log_that_ends_with_a_whole_batch_before_its_recovery_point_is_found_a
     assert read(copy) == WHOLE[: header.base_offset]
 
 
+@pytest.mark.parametrize("epoch", [1 << 30, 2**31 - 1])
+def test_an_epoch_that_the_log_never_had_is_put_back_without_a_recovery_point_too(store: Path, epoch: int) -> None:
+    copy = store.parent / "copy"
+    shutil.copytree(store, copy)  # heads cannot be believed there
+    (files_of(copy) / "recovery").unlink()
+    path = files_of(copy) / f"{45:020}.log"
+    with path.open("r+b") as file:
+        file.seek(batches_of(path)[1][0] + 12)
+        file.write(epoch.to_bytes(4, "big"))
+    with pytest.raises(CorruptBatch, match=f"leader epoch is {epoch}"), opened(copy) as core:
+        core.topic("orders").partition(0)
+    repaired(copy)
+    assert read(copy) == WHOLE
+
+
 @pytest.mark.parametrize("name", ["recovery", "producers", "snapshot"])
 def test_damage_beside_the_log_is_found_and_costs_no_record(store: Path, name: str) -> None:
     path = max(each for each in files_of(store).iterdir() if each.name.endswith(name))  # the latest snapshot

@@ -149,3 +149,23 @@ def test_a_damaged_partition_does_not_keep_the_others_from_expiring(
     damaged.rmdir()
     aside.rename(damaged)
     assert "aaa/0: retention" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["lock", "members"])
+def test_a_lock_file_that_is_removed_under_a_process_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = tmp_path / "store"
+    with klamm.open(path) as store:
+        core = store._acquired()
+        without_maintenance(core)
+        retention_check.run(core, lambda: False)
+        assert not caplog.records
+        (path / name).unlink()
+        for _ in range(2):
+            retention_check.run(core, lambda: False)
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"{path}/{name}: was removed or replaced while it is in use")
+        (path / name).touch()
+        retention_check.run(core, lambda: False)
+        assert len(caplog.records) == 1

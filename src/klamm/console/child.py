@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.console.errors import RequestError
+from klamm.disk._os import TimedLock
 
 __all__ = ["ChildCache", "ChildResult", "end_children", "run_child"]
 
@@ -60,12 +61,10 @@ def run_child(
     arguments: list[str], *, memory_bytes: int, timeout_s: float, most_rows: int = 5_000, most_bytes: int = 8 << 20
 ) -> ChildResult:
     """Run `klamm ARGUMENTS`. RequestError, with what it says, if it fails or takes too long."""
-    if not PLACES.acquire(timeout=_WAIT_S):
-        raise RequestError(503, "other queries are running", "ask again when they are done")
-    try:
+    with TimedLock(PLACES, _WAIT_S) as is_held:
+        if not is_held:
+            raise RequestError(503, "other queries are running", "ask again when they are done")
         return _run(arguments, memory_bytes, timeout_s, most_rows, most_bytes)
-    finally:
-        PLACES.release()
 
 
 def _run(arguments: list[str], memory_bytes: int, timeout_s: float, most_rows: int, most_bytes: int) -> ChildResult:

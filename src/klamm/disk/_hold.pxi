@@ -251,6 +251,24 @@ def close_locks(file):
         _std.close(fd)
 
 
+cdef class SharedAgain:
+    """Bytes of LockFiles, [(file, byte)], which this process shares again at the end of a `with` block, however that
+    ends; in it they may be taken exclusively.
+    """
+    cdef list held
+
+    def __cinit__(self, held):
+        self.held = list(held)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for file, byte in self.held:
+            if not take_byte(file, byte, True):
+                raise file.busy(byte, None, 0)
+
+
 cdef class HeldBytes:
     """Bytes of a LockFile that one owner holds for long, by a key of its own: {key: value}, in the order they were
     taken.
@@ -311,6 +329,33 @@ cdef class HeldBytes:
 
     def __del__(self):
         self.release_all()
+
+
+cdef class TimedLock:
+    """A lock between threads, held for the length of a `with` block if it was free in time: `as` whether it is held.
+
+    `timeout`: for how many seconds to wait; 0: not at all; None: without limit. In Python, an interrupt may come
+    between `acquire` and the `try` that follows it.
+    """
+    cdef object lock, timeout
+    cdef bint held
+
+    def __cinit__(self, lock, timeout=None):
+        self.lock, self.timeout = lock, timeout
+
+    def __enter__(self):
+        if self.timeout is None:
+            self.held = self.lock.acquire()
+        elif self.timeout <= 0:
+            self.held = self.lock.acquire(False)
+        else:
+            self.held = self.lock.acquire(True, self.timeout)
+        return self.held
+
+    def __exit__(self, *_):
+        if self.held:
+            self.held = False
+            self.lock.release()
 
 
 cdef class Mutexes:

@@ -1,10 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """System calls for Python code, through the same trapped steps as the native modules (see os.h)."""
 
+import gc
 import os as _std
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject, PyErr_WriteUnraisable
+from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EAGAIN, EACCES, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -242,6 +244,7 @@ def inode_of(bytes path not None):
 
 
 include "_hold.pxi"
+include "_fork.pxi"
 
 
 def begin_thread(first, run, tuple arguments, ended):

@@ -13,18 +13,23 @@ import errno
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from klamm.disk import _os, copy_on_write
-from klamm.errors import DiskFull, UnsupportedFilesystem
+from klamm.errors import DiskFull, StoreError, UnsupportedFilesystem
 
 __all__ = [
+    "PIECE",
+    "TooLarge",
     "check_trusted",
     "disk_full",
     "filesystem_of",
     "make_directories",
     "make_directory",
     "most_open",
+    "number_in_name",
+    "pieces",
     "read",
     "remove",
     "rename_directory",
@@ -42,24 +47,66 @@ TRUSTED = frozenset(
 )
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|ceph|gluster|lustre|afs|fuse\.sshfs")
 _LOCAL = frozenset({"bcachefs", "f2fs", "hfs", "hfsplus", "jfs", "nilfs2", "reiserfs", "zfs"})
+_MAX_DIGITS = 20
+_MAX_SIZE = 256 << 20
+PIECE = 4 << 20
 
 
-def read(path: str) -> bytes:
-    """Return the contents of the file."""
+class TooLarge(StoreError):
+    """A file is larger than the one that belongs there can be."""
+
+
+def read(path: str, *, max_size: int = _MAX_SIZE) -> bytes:
+    """Return the contents of a file. Raise TooLarge beyond `max_size` bytes: a sparse file may claim any size."""
     fd = _os.open_file(path, os.O_RDONLY)
     try:
-        return _os.pread(fd, os.fstat(fd).st_size, 0)
+        size = os.fstat(fd).st_size
+        if size > max_size:
+            raise TooLarge(
+                f"{path}: has {size} bytes, expected at most {max_size}",
+                hint="put the file back from a backup: Klamm did not write this one",
+            )
+        return _os.pread(fd, size, 0)
     finally:
         os.close(fd)
 
 
-def replace(path: str, data: bytes) -> None:
-    """Replace the file at `path` by `data`, durably: a crash leaves either the old file or the new one, complete."""
+def pieces(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes [start, end) of a file, as far as it has them, in pieces of PIECE bytes."""
+    fd = _os.open_file(path, os.O_RDONLY)
+    try:
+        end = os.fstat(fd).st_size if end is None else end
+        while start < end and (data := _os.pread(fd, min(PIECE, end - start), start)):
+            yield data
+            start += len(data)
+    finally:
+        os.close(fd)
+
+
+def number_in_name(name: str, digits: int = 1) -> int | None:
+    """Return the number that a file or directory is named by, with zeros before it up to `digits`.
+
+    None for every other name: names may be anybody's. So no two names are one number, and each number fits an int64.
+    """
+    if not name.isascii() or not name.isdigit() or len(name) > _MAX_DIGITS:
+        return None
+    number = int(name)
+    return number if number < 1 << 63 and f"{number:0{digits}}" == name else None
+
+
+def replace(path: str, data: bytes | Iterable[bytes]) -> None:
+    """Replace the file at `path` by `data`, or pieces of it, durably.
+
+    A crash leaves either the old file or the new one, complete.
+    """
     temporary = f"{path}.new"
     try:
         fd = _os.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            _os.pwrite(fd, data, 0)
+            position = 0
+            for piece in (data,) if isinstance(data, bytes) else data:
+                _os.pwrite(fd, piece, position)
+                position += len(piece)
             _os.fsync(fd)
         finally:
             os.close(fd)

@@ -4,8 +4,11 @@ A forked child shares descriptors and the locks on them: it would keep a killed 
 child would release the parent's. So every owner of a descriptor registers itself, with functions to call:
 
     in_child    in the child: close (never unlock) descriptors, drop the rest
-    before      in the parent, before the fork: take the mutexes, so that no thread is inside a critical section
-    after       in the parent, after the fork: release them
+    before      in the parent, before the fork: take the mutexes, so that no thread is inside a critical section, with
+                the function `take` that it gets; they are released after the fork
+
+Both can be repeated: a function that a signal handler interrupts, by raising, is called again, and what the handler
+raised is raised again when the fork is over (ForkHandlers).
 
 Garbage collection is off during a fork: it could close a dropped store in this thread, which would then wait for
 mutexes that the thread itself holds.
@@ -15,12 +18,16 @@ Mutexes are taken in the order in which all other code takes them: `guard`, then
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from klamm.disk._os import ForkHandlers
+
+if TYPE_CHECKING:
+    from klamm.disk._os import Lockable
 
 __all__ = ["guard", "register"]
 
@@ -32,66 +39,33 @@ guard = threading.RLock()
 
 class _Hooks(NamedTuple):
     order: int
-    before: Callable[[Any], None] | None
-    after: Callable[[Any], None] | None
+    before: Callable[[Any, Callable[[Lockable], None]], None] | None
     in_child: Callable[[Any], None]
 
 
 _registered: weakref.WeakKeyDictionary[object, _Hooks] = weakref.WeakKeyDictionary()
-_prepared: list[tuple[object, _Hooks]] = []
-_collects = False  # whether garbage was collected before the fork
 
 
 def register(
     owner: T,
     in_child: Callable[[T], None],
-    before: Callable[[T], None] | None = None,
-    after: Callable[[T], None] | None = None,
+    before: Callable[[T, Callable[[Lockable], None]], None] | None = None,
     *,
     order: int = 0,
 ) -> None:
     """Call these functions with `owner` at each fork, as long as it exists. They must not be bound methods."""
     with guard:  # a dictionary must not change while a fork iterates over it
-        _registered[owner] = _Hooks(order, before, after, in_child)
+        _registered[owner] = _Hooks(order, before, in_child)
 
 
-def _before() -> None:
-    global _collects
-    guard.acquire()
-    _collects = gc.isenabled()
-    gc.disable()
-    for owner, hooks in sorted(_registered.items(), key=lambda each: (each[1].order, id(each[0]))):
-        if hooks.before is not None:
-            hooks.before(owner)
-        _prepared.append((owner, hooks))
-
-
-def _after() -> None:
-    for owner, hooks in (kept := _taken()):
-        if hooks.after is not None:
-            hooks.after(owner)
-    _end()
-    kept.clear()  # only now: this may be the last reference to a store, whose finalizer takes the mutexes
-
-
-def _child() -> None:
-    for owner, hooks in (kept := _taken()):
-        hooks.in_child(owner)
-    _end()
-    kept.clear()
-
-
-def _taken() -> list[tuple[object, _Hooks]]:
-    taken = _prepared[::-1]
-    _prepared.clear()
-    return taken
-
-
-def _end() -> None:
-    if _collects:
-        gc.enable()
-    guard.release()
+def _owners() -> list[tuple[object, _Hooks]]:
+    return sorted(_registered.items(), key=lambda each: (each[1].order, id(each[0])))
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_child)
+    _handlers = ForkHandlers(guard, _owners)
+    os.register_at_fork(
+        before=_handlers.before,
+        after_in_parent=_handlers.after_in_parent,
+        after_in_child=_handlers.after_in_child,
+    )

@@ -171,6 +171,10 @@ class LockFile:
         """
         return _os.take_byte(self, byte, shared)
 
+    def holds_alone(self, byte: int) -> bool:
+        """Return whether this process has taken `byte` exclusively, for long."""
+        return self._ours.get(byte, False)
+
     def held(self, byte: int, length: int = 1) -> list[tuple[int, int]]:
         """Return which bytes of the range are held, shared or exclusively, as sorted, disjoint (start, length)."""
         if length == 1:

@@ -38,10 +38,8 @@ class DaemonThread:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread has ended, for at most `timeout` seconds. Return whether it has."""
-        if not self._ended.acquire(True, -1 if timeout is None else max(0.0, timeout)):
-            return False
-        self._ended.release()
-        return True
+        with _os.TimedLock(self._ended, timeout) as has_ended:
+            return has_ended
 
 
 def _do_nothing() -> None: ...

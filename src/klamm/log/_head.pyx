@@ -561,9 +561,9 @@ cdef class Log:
         store_i64(&self.w.slot.aborted_count, count)
         store_i64(&self.w.slot.aborted_base, base)
 
-    # ---- forks
+    # ---- the mutexes, which keep the threads of this process from appending and syncing: for forks
 
-    def before_fork(self):
+    def acquire(self):
         cdef int error = -EINTR
         while error == -EINTR:
             with nogil:
@@ -573,7 +573,7 @@ cdef class Log:
             with nogil:
                 error = klamm_mutex_lock(&self.w.flush_mutex, 1)
 
-    def after_fork(self):
+    def release(self):
         pthread_mutex_unlock(&self.w.flush_mutex)
         pthread_mutex_unlock(&self.w.append_mutex)
 
@@ -584,10 +584,10 @@ cdef class Log:
 
     def abandon(self):
         """Refuse every append and sync from now on; close files once they are not in use."""
-        self.before_fork()
+        self.acquire()
         give_back_idle(&self.w)
         let_go(&self.w)
-        self.after_fork()
+        self.release()
 
 
 include "_sync.pxi"

@@ -88,13 +88,13 @@ cdef int sync_segment(Writer *w, int64_t base) noexcept nogil:
 
 cdef int64_t base_in_name(const char *name) noexcept nogil:
     """Return the base offset of a segment by its file name; -1 if that is not the name of a segment."""
-    cdef int64_t base = 0
+    cdef uint64_t base = 0
     cdef int i
     for i in range(BASE_DIGITS):
-        if not c'0' <= name[i] <= c'9':
+        if not c'0' <= name[i] <= (c'9' if i else c'0'):     # an int64 has 19 digits
             return -1
-        base = base * 10 + (name[i] - c'0')
-    return base if strcmp(name + BASE_DIGITS, b".log") == 0 else -1
+        base = base * 10 + <uint64_t>(name[i] - c'0')
+    return <int64_t>base if base <= <uint64_t>INT64_MAX and strcmp(name + BASE_DIGITS, b".log") == 0 else -1
 
 
 cdef int sync_names(Writer *w) noexcept nogil:

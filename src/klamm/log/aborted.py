@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.batch import crc32c
@@ -47,7 +48,7 @@ __all__ = [
 SUFFIX = ".aborted"
 _ENTRY = struct.Struct("<qqqII")
 ENTRY_SIZE = 32
-assert _ENTRY.size == ENTRY_SIZE
+assert (_ENTRY.size, files.PIECE % ENTRY_SIZE) == (ENTRY_SIZE, 0)
 
 Listed = tuple[int, int, int]
 """What must be in a file, according to the recovery point or the head, as (base, count, below): the file of the segment
@@ -65,11 +66,11 @@ class Aborted(NamedTuple):
 
 def load(directory: str, base: int) -> list[Aborted]:
     """Return the entries of one segment's file; none if it is missing. A torn entry has no marker yet."""
-    try:
-        data = files.read(segment.path_of(directory, base, SUFFIX))
-    except FileNotFoundError:
-        return []
-    return parse(data)
+    entries: list[Aborted] = []
+    with suppress(FileNotFoundError):
+        for piece in files.pieces(segment.path_of(directory, base, SUFFIX)):
+            entries += parse(piece)
+    return entries
 
 
 def parse(data: bytes) -> list[Aborted]:
@@ -82,11 +83,15 @@ def _is_good(entry: bytes) -> bool:
     return bool(_ENTRY.unpack(entry)[4] == crc32c(entry[:-4]))
 
 
-def is_whole(data: bytes) -> bool:
-    """Return whether every entry is as it was written."""
-    return len(data) % ENTRY_SIZE == 0 and all(
-        _is_good(data[at : at + ENTRY_SIZE]) for at in range(0, len(data), ENTRY_SIZE)
-    )
+def is_whole(directory: str, base: int) -> bool:
+    """Return whether every entry of a segment's file is as it was written, or the file is missing."""
+    with suppress(FileNotFoundError):
+        return all(
+            len(piece) % ENTRY_SIZE == 0
+            and all(_is_good(piece[at : at + ENTRY_SIZE]) for at in range(0, len(piece), ENTRY_SIZE))
+            for piece in files.pieces(segment.path_of(directory, base, SUFFIX))
+        )
+    return True
 
 
 def load_from(directory: str, base: int) -> dict[int, list[Aborted]]:
@@ -111,10 +116,13 @@ def find_lost(directory: str, listed: Iterable[Listed], entries_of: Callable[[in
 
 def holds(directory: str, base: int, entries: list[Aborted]) -> bool:
     """Return whether the file has exactly these entries: a power cut may leave bytes that were never written."""
+    packed = _packed(entries)
     try:
-        return files.read(segment.path_of(directory, base, SUFFIX)) == _packed(entries)
+        return files.read(segment.path_of(directory, base, SUFFIX), max_size=len(packed)) == packed
     except FileNotFoundError:
         return not entries
+    except files.TooLarge:
+        return False
 
 
 def _packed(entries: list[Aborted]) -> bytes:

@@ -21,7 +21,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from klamm.disk import _os
+from klamm.disk import _os, files
 from klamm.log import aborted, segment
 from klamm.log.producer_recovery import restore_lost_aborted
 
@@ -93,14 +93,18 @@ class AbortedSpans:
                 inode, done = self._files.get(base, (status.st_ino, 0))
                 if inode != status.st_ino or status.st_size < done:
                     return False
-                data = _os.pread(fd, status.st_size - done, done) if status.st_size > done else b""
+                self._files[base] = inode, done
+                while data := _os.pread(fd, min(files.PIECE, max(0, status.st_size - done)), done):
+                    whole = len(data) - len(data) % aborted.ENTRY_SIZE
+                    if not whole:
+                        break  # a torn entry has no marker yet
+                    entries = aborted.parse(data[:whole])
+                    self._add(entries)
+                    done += whole
+                    self._good[base] = self._good.get(base, 0) + len(entries)
+                    self._files[base] = inode, done
             finally:
                 os.close(fd)
-            whole = len(data) - len(data) % aborted.ENTRY_SIZE  # a torn entry has no marker yet
-            entries = aborted.parse(data[:whole])
-            self._add(entries)
-            self._good[base] = self._good.get(base, 0) + len(entries)
-            self._files[base] = inode, done + whole
         return True
 
     def _add(self, entries: list[aborted.Aborted]) -> None:

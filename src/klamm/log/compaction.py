@@ -337,7 +337,8 @@ class Pass:
     def begin(self, end: int) -> None:
         """Record that there may be gaps below `end`, before the first segment is replaced."""
         if sys.platform == "win32":  # Windows cannot replace some files that are in use
-            self._close_our_files()
+            with _os.Mutexes([self.log]):
+                self.log.forget_files()  # of closed segments, which appends and syncs may still have open
         gaps_below = max(min(self.known.gaps_below, self.log.snapshot().active_base), end)
         self.known = self.known._replace(gaps_below=gaps_below)
         cleaner_checkpoint.store(self.directory, self.known)
@@ -353,14 +354,6 @@ class Pass:
         done.records_removed += records - kept
         done.records_left = kept
         done.passes += 1
-
-    def _close_our_files(self) -> None:
-        """Close files of closed segments that appends and syncs still have open."""
-        self.log.before_fork()
-        try:
-            self.log.forget_files()
-        finally:
-            self.log.after_fork()
 
     def _size(self, base: int) -> int:
         return os.stat(segment.path_of(self.directory, base)).st_size

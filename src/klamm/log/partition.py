@@ -586,12 +586,6 @@ class Partition:
             self.log.abandon()  # in any case: the descriptor of the lock is closed next
             self.directory, self._root = readable(self.directory), None
 
-    def before_fork(self) -> None:
-        self.log.before_fork()
-
-    def after_fork(self) -> None:
-        self.log.after_fork()
-
     def in_child(self) -> None:
         self.is_forked = True
         self.log.in_child()

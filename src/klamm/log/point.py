@@ -21,19 +21,34 @@ recovery then does not expect everything that the old head says was synced.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.disk import files
 from klamm.log import aborted, sealed, segment
 from klamm.log.sealed import Lack
 
-__all__ = ["Point", "end_of_epoch", "load", "missing_segments", "parse", "store", "with_epoch"]
+if TYPE_CHECKING:
+    from klamm.log.head import Evidence
+
+__all__ = [
+    "MAX_EPOCH",
+    "Point",
+    "end_of_epoch",
+    "highest_epoch",
+    "load",
+    "missing_segments",
+    "parse",
+    "store",
+    "with_epoch",
+]
 
 _MAGIC = b"KLAMMREC"
 _VERSION = 2
 _BODY = struct.Struct("<IIIIqqqqq")
 _PAIR = struct.Struct("<qq")
 _COMPACTED, _REPAIRED = 1, 2
+MAX_EPOCH = 2**31 - 2
+"""The highest leader epoch: batches have an int32 for it."""
 assert _BODY.size == 56
 
 
@@ -78,6 +93,8 @@ def _parse(body: bytes) -> Point | Lack:
     pairs = tuple(_PAIR.iter_unpack(body[_BODY.size :]))
     if min(offset, base, position, log_start, *(start for pair in pairs for start in pair), 0) < 0:
         return Lack.DAMAGED
+    if not all(0 <= epoch <= MAX_EPOCH for epoch, _ in pairs[:epochs]):
+        return Lack.DAMAGED
     known = pairs[:epochs], snapshot, bool(flags & _COMPACTED), pairs[epochs:], bool(flags & _REPAIRED)
     return Point(offset, base, position, log_start, *known)
 
@@ -119,6 +136,15 @@ def _entries_below(directory: str, base: int, offset: int) -> int:
 def with_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, start: int) -> tuple[tuple[int, int], ...]:
     """Return the history with a new epoch, without epochs that have no record."""
     return (*((number, begin) for number, begin in epochs if begin < start), (epoch, start))
+
+
+def highest_epoch(epochs: tuple[tuple[int, int], ...], proof: Evidence, boot_count: int) -> int:
+    """Return the highest leader epoch that a batch can have. `epochs`: those of the recovery point, if there is one;
+    `proof`: what the old head proves.
+    """
+    if not epochs and not proof.exists:
+        return MAX_EPOCH  # repaired without either: no epoch is known
+    return min(MAX_EPOCH, max(boot_count, proof.leader_epoch, *(epoch for epoch, _ in epochs[-1:])))
 
 
 def end_of_epoch(epochs: tuple[tuple[int, int], ...], epoch: int, next_offset: int) -> int:

@@ -20,7 +20,7 @@ from klamm.disk import files
 from klamm.log import sealed, segment
 from klamm.log.sealed import Lack
 
-__all__ = ["SUFFIX", "ProducerState", "load_latest", "parse", "prune", "seq_of", "store", "wrong_in_table"]
+__all__ = ["SUFFIX", "ProducerState", "load", "load_latest", "parse", "prune", "seq_of", "store", "wrong_in_table"]
 
 SUFFIX = ".snapshot"
 _MAGIC = b"KLAMMPSN"
@@ -53,18 +53,26 @@ def _pack_body(producers: list[ProducerState]) -> bytes:
     return b"".join(parts)
 
 
-def parse(data: bytes, *, path: str = "") -> list[ProducerState] | Lack:
+def parse(data: bytes) -> list[ProducerState] | Lack:
     """Return the producers of a snapshot."""
-    body = sealed.unseal(data, _MAGIC, _VERSION, path=path)
-    if isinstance(body, Lack):
-        return body
+    body = sealed.unseal(data, _MAGIC, _VERSION)
+    return body if isinstance(body, Lack) else _parse(body)
+
+
+def load(directory: str, offset: int) -> list[ProducerState] | Lack:
+    """Return the producers of the snapshot at `offset`, or the reason why there are none."""
+    body = sealed.load(segment.path_of(directory, offset, SUFFIX), _MAGIC, _VERSION)
+    return body if isinstance(body, Lack) else _parse(body)
+
+
+def _parse(body: bytes) -> list[ProducerState] | Lack:
     try:
-        return _parse(body)
+        return _parse_body(body)
     except (struct.error, ValueError):
         return Lack.DAMAGED
 
 
-def _parse(body: bytes) -> list[ProducerState]:
+def _parse_body(body: bytes) -> list[ProducerState]:
     (count,) = _COUNT.unpack_from(body)
     at, producers = _COUNT.size, []
     for _ in range(count):
@@ -92,8 +100,7 @@ def load_latest(directory: str, end_offset: int) -> tuple[int, list[ProducerStat
     """Return the latest valid snapshot at or before an offset."""
     for offset in reversed(segment.bases(directory, SUFFIX)):
         if offset <= end_offset:
-            path = segment.path_of(directory, offset, SUFFIX)
-            found = parse(files.read(path), path=path)
+            found = load(directory, offset)
             if not isinstance(found, Lack):
                 return offset, found
     return None

@@ -229,12 +229,10 @@ class Ranges:
 
     def aborted_in(self, offset: int, found: Range, *, may_block: bool = True) -> list[tuple[int, int]]:
         """Return producer id and first offset of each aborted transaction with records in a range, from `offset` on."""
-        if not self._aborted_mutex.acquire(blocking=may_block):
-            raise WouldBlock
-        try:
+        with _os.TimedLock(self._aborted_mutex, None if may_block else 0) as is_held:
             if may_block:
                 self._aborted.refresh(found.base)
-            elif not self._aborted.is_fresh(found.base):
+            elif not is_held or not self._aborted.is_fresh(found.base):
                 raise WouldBlock
             if not self._aborted:
                 return []
@@ -244,8 +242,6 @@ class Ranges:
                     raise WouldBlock
                 end = self._base_after(found.base, self._partition.snapshot())
             return self._aborted.within(offset, end)
-        finally:
-            self._aborted_mutex.release()
 
     def _is_there(self, base: int) -> bool:
         return os.path.exists(segment.path_of(self._partition.directory, base))

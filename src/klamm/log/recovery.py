@@ -139,7 +139,8 @@ def last_point(log: head.Log, *, contiguous: bool = True) -> Point:
     epochs: tuple[tuple[int, int], ...] = ()
     found = [base for base in segment.bases(directory) if base <= now.active_base]
     for base in found:
-        epochs = _joined(epochs, scan_segment(directory, base, contiguous=contiguous).epochs)
+        scanned = scan_segment(directory, base, contiguous=contiguous, highest_epoch=now.leader_epoch)
+        epochs = _joined(epochs, scanned.epochs)
     epochs = _joined(epochs, ((now.leader_epoch, now.next_offset),))
     start = found[0] if found else now.active_base
     snapshots = segment.bases(directory, producers.SUFFIX)
@@ -205,7 +206,7 @@ def _rebuild(
     if known.base not in found and known.offset <= known.log_start:  # it was the end of a part that is deleted now
         known = known._replace(base=known.offset, position=0)
     contiguous = contiguous and not known.compacted
-    highest = max(boot_count, proof.leader_epoch, known.epochs[-1][0]) if known.epochs else -1
+    highest = point.highest_epoch(known.epochs, proof, boot_count)
     reading = _ScanLimits(directory, known, found, flushed, interval, contiguous, highest)
     good, stale = _scan(reading, dry_run)
     end = stable = good.offset
@@ -231,6 +232,7 @@ def _rebuild(
     if not fresh:
         epochs = _joined(known.epochs, good.epochs)
         epoch = max(boot_count, proof.leader_epoch + 1, epochs[-1][0] + 1 if epochs else 1)
+        epoch = min(epoch, point.MAX_EPOCH)
         epochs = point.with_epoch(epochs, epoch, end)
         if not dry_run:
             snapshot = snapshots[-1] if snapshots else -1
@@ -426,9 +428,9 @@ def _cut(directory: str, good: _Good, stale: list[int]) -> None:
         message = "%s: byte %d, offset %d: %s: %d bytes of a torn tail moved to %s (`klamm salvage` reads them)"
         size = good.size - good.position
         _log.warning(message, path, good.position, good.offset, good.fault, size, path + suffix)
+        files.replace(path + suffix, files.pieces(path, good.position, good.size))
         fd = _os.open_file(path, os.O_RDWR)
         try:
-            files.replace(path + suffix, _os.pread(fd, good.size - good.position, good.position))
             _os.truncate(fd, good.position)
             _os.fsync(fd)
         finally:

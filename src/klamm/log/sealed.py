@@ -19,6 +19,7 @@ __all__ = ["Lack", "load", "seal", "unseal"]
 
 _FRAME = struct.Struct("<8sI")
 _CRC = struct.Struct("<I")
+_MAX_SIZE = 64 << 20  # as the table of producers has, of which a snapshot is a part
 
 
 class Lack(enum.Enum):
@@ -48,7 +49,9 @@ def unseal(data: bytes, magic: bytes, version: int, *, path: str = "") -> bytes 
 def load(path: str, magic: bytes, version: int) -> bytes | Lack:
     """Return the body of the file. NewerFormat if a newer Klamm wrote it."""
     try:
-        data = files.read(path)
+        data = files.read(path, max_size=_MAX_SIZE)
     except FileNotFoundError:
         return Lack.MISSING
+    except files.TooLarge:
+        return Lack.DAMAGED
     return unseal(data, magic, version, path=path)

@@ -36,11 +36,8 @@ def bases(directory: str, suffix: str = LOG) -> list[int]:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return sorted(
-        int(name[:_DIGITS])
-        for name in names
-        if len(name) == _DIGITS + len(suffix) and name.endswith(suffix) and name[:_DIGITS].isdigit()
-    )
+    numbers = (files.number_in_name(name.removesuffix(suffix), _DIGITS) for name in names if name.endswith(suffix))
+    return sorted(base for base in numbers if base is not None)
 
 
 def cleaned_temp_paths(directory: str) -> list[str]:
@@ -52,7 +49,9 @@ def cleaned_temp_paths(directory: str) -> list[str]:
     return [
         f"{directory}/{name}"
         for name in names
-        if name.endswith(CLEANED) and name[:_DIGITS].isdigit() and name[_DIGITS:].startswith(LOG)
+        if name.endswith(CLEANED)
+        and name[_DIGITS:].startswith(LOG)
+        and files.number_in_name(name[:_DIGITS], _DIGITS) is not None
     ]
 
 

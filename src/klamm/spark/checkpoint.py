@@ -118,9 +118,10 @@ def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None
 def committed(checkpoint: str) -> int | None:
     """Return the number of the last micro-batch that is done; None if there is none."""
     try:
-        return max((int(name) for name in os.listdir(f"{checkpoint}/commits") if name.isdigit()), default=None)
+        numbers = [files.number_in_name(name) for name in os.listdir(f"{checkpoint}/commits")]
     except FileNotFoundError:
         return None
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def ends_of(checkpoint: str, batch: int) -> list[tuple[TopicIdPartition, int]]:

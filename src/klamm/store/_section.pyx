@@ -8,7 +8,7 @@ handler runs between the block and the end of the transaction (see disk/_hold.px
 
 
 cdef class Section:
-    cdef object database, connection
+    cdef object database, connection, changes
     cdef bint writes, durable
 
     def __cinit__(self, database, *, bint writes, bint durable=True):
@@ -22,6 +22,7 @@ cdef class Section:
             if self.writes and self.durable != self.database._durable:
                 self.database._set_durable(self.connection, self.durable)
             self.connection.execute("BEGIN IMMEDIATE" if self.writes else "BEGIN")
+            self.changes = self.connection.total_changes
             return self.connection.execute
         except BaseException as error:
             self.end()
@@ -30,9 +31,14 @@ cdef class Section:
     def __exit__(self, kind, error, traceback):
         if kind is None and self.writes:
             try:
+                count = None
+                if self.durable and self.connection.total_changes != self.changes:
+                    count = self.database.count_write(self.connection.execute)
                 self.connection.execute("COMMIT")
                 self.database._generation += 1
                 self.database._wrote = True
+                if count is not None:
+                    self.database.on_count(count)
                 self.database._bound_wal(self.connection)
             except BaseException as failed:
                 error = failed

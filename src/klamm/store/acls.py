@@ -84,7 +84,7 @@ class Acls:
                     execute("INSERT INTO acls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
                 changes = self._count_change(execute) if new else 0
             if changes:
-                self._catalog.on_change(changes)
+                self._catalog.on_change()
         return len(new)
 
     def remove(self, filters: Sequence[AclFilter]) -> list[list[Acl]]:
@@ -98,11 +98,11 @@ class Acls:
                     execute(_DELETE, _columns(acl))
                 changes = self._count_change(execute) if gone else 0
             if changes:
-                self._catalog.on_change(changes)
+                self._catalog.on_change()
         return removed
 
     def _count_change(self, execute: Execute) -> int:
-        changes = self._catalog.count_change(execute)
+        changes = self._catalog.next_change(execute)
         self._catalog.set_meta(execute, "acls", changes)
         return changes
 

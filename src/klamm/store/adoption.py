@@ -1,7 +1,8 @@
 """Adoption: put back a topic that klamm.db does not know, from its directory and its logs.
 
 The directory's name has the topic's name and id. `heads` has the slots of its partitions, also of partitions without
-a record. Its settings are lost with the rows, so none of its records expire until retention.ms is set again.
+a record. Its settings are lost with the rows, so none of its records expire until retention.ms is set again. Names
+and slots may be anything: a partition number that no topic can have is left out.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 
+from klamm.disk import files
 from klamm.errors import KlammError
 from klamm.log import cleaner_checkpoint, head
 from klamm.store import slots
+from klamm.store.catalog import MAX_PARTITIONS
 from klamm.store.directory import Core
 from klamm.store.settings import Settings
 from klamm.types import TopicId
@@ -29,7 +32,8 @@ def adopt(core: Core, directory: str) -> str | None:
         return None
     name, topic_id = match["name"], TopicId(match["id"])
     in_heads = _slots(core, topic_id)
-    numbers = {int(each) for each in os.listdir(path) if each.isdigit()}
+    named = (files.number_in_name(inner) for inner in os.listdir(path))
+    numbers = {number for number in named if number is not None and number < MAX_PARTITIONS}
     count = max([*in_heads, *numbers, 0]) + 1
     known = [in_heads.get(number) for number in range(count)]
     if any(slot is not None and core.heads.flags_of(slot) & head.DELETED for slot in known):
@@ -59,6 +63,8 @@ def _slots(core: Core, topic_id: TopicId) -> dict[int, int]:
     found: dict[int, int] = {}
     for slot in range(1, core.heads.size()):
         identity = core.heads.identity_of(slot)
-        if identity is not None and identity[0] == topic_id and slot not in taken:
+        if identity is None or identity[0] != topic_id or slot in taken:
+            continue
+        if 0 <= identity[1] < MAX_PARTITIONS:
             found[identity[1]] = slot
     return found

@@ -273,12 +273,10 @@ def _copy_producers(source: str, target: str, start: int, end: int) -> int:
     """
     for offset in reversed(segment.bases(source, producers.SUFFIX)):
         if offset <= end:
-            with suppress(FileNotFoundError):  # pruned just now
-                path = segment.path_of(source, offset, producers.SUFFIX)
-                states = producers.parse(files.read(path), path=path)
-                if not isinstance(states, Lack):
-                    producers.store(target, offset, states)
-                    return offset
+            states = producers.load(source, offset)
+            if not isinstance(states, Lack):  # else it is damaged, or was pruned just now
+                producers.store(target, offset, states)
+                return offset
     if os.path.exists(f"{source}/producers"):
         producers.store(target, start, [])
         return start

@@ -1,7 +1,7 @@
 """The catalog: which topics there are, in `klamm.db`.
 
     meta         key, value, crc                        store_id; next_slot; next_producer_id; next_group; boots;
-                                                        changes: how often any of this changed
+                                                        changes: how many durable writes klamm.db has had
                                                         settings: JSON, of the store (store_settings.py)
                                                         features: three words (features.py)
     deleted      id, directory, crc                     topics whose directory is still to be removed (deletion.py)
@@ -22,8 +22,9 @@ Promises
   CAT5  `boots` grows, durably, before any log is recovered, so each life of the store has its own. It follows the
         clock, in seconds, so a backup that is opened later gets a larger one than the store it was made of.
   CAT6  A row whose checksum is wrong is an error. (SQLite has no checksums.)
-  CAT8  `changes` grows with every topic, setting, producer id and boot, and `heads` knows it: a klamm.db that was put
-        back from a backup is older than `heads`, and refused until `check(repair=True)` has put it right.
+  CAT8  `changes` grows with every durable write, and `heads` knows it: a klamm.db that was put back from a backup is
+        older than `heads`, and refused until `check(repair=True)` has put it right. Progress of groups is not counted,
+        so one that lacks nothing else is refused only if it is another file than the one that was used last.
   CAT7  A store of an older format is brought up to this one when it is first opened for writing, in one transaction.
 """
 
@@ -106,7 +107,7 @@ class Catalog:
     ) -> None:
         """Open klamm.db. `before_upgrade` raises if the file has an older format and may not be upgraded now."""
         self.database = Database(path, db_lock, read_only=read_only)
-        self.on_change: Callable[..., None] = lambda changes, **_: None  # after each: see Core.count_changes
+        self.on_change: Callable[[], None] = lambda: None  # after each that other processes read
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
         self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks for the length, too
         self._producer_ids = os.getpid(), iter(range(0))
@@ -116,6 +117,7 @@ class Catalog:
             self.features().check_known(path, read_only=read_only)
             with self.database.reading() as execute:
                 self.store_id = str(self.meta(execute, "store_id"))
+            self.database.count_write = self._count_change
         except BaseException:
             self.database.close()
             raise
@@ -238,10 +240,9 @@ class Catalog:
             slots = prepare(wanted, topic_id, 0)
             topic = Topic(name, topic_id, slots, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
-                changes = self.count_change(execute)
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 self._add_slots(execute, topic, slots)
-            self.on_change(changes)
+            self.on_change()
         return topic
 
     def adopt_topic(self, name: str, topic_id: TopicId, slots: Sequence[int | None], settings: Settings) -> Topic:
@@ -255,26 +256,23 @@ class Catalog:
             numbers = tuple(next(fresh) if slot is None else slot for slot in slots)
             topic = Topic(name, topic_id, numbers, settings, time.time_ns() // 1_000_000)
             with self.database.transaction() as execute:
-                changes = self.count_change(execute)
                 next_slot = int(self.meta(execute, "next_slot"))
                 execute("INSERT INTO topics VALUES (?, ?, ?, ?, ?)", _row(topic))
                 for number, slot in enumerate(numbers):
                     execute("INSERT INTO partitions VALUES (?, ?, ?)", (topic.id, number, slot))
                 free_slots.take(execute, numbers)
                 self.set_meta(execute, "next_slot", max(next_slot, *(slot + 1 for slot in numbers)))
-            self.on_change(changes)
+            self.on_change()
         return topic
 
     def skip_numbers(self, next_slot: int) -> None:
         """Skip slots below `next_slot`, and producer ids that an older klamm.db may have assigned."""
         self.database.check_writable()
         with self.database.db_lock(), self.database.transaction() as execute:
-            changes = self.count_change(execute)
             self.set_meta(execute, "next_slot", max(next_slot, int(self.meta(execute, "next_slot"))))
             free_slots.forget_all(execute)
             ids = max(int(self.meta(execute, "next_producer_id")), (int(time.time()) - _EPOCHS_SINCE) << 24)
             self.set_meta(execute, "next_producer_id", ids)
-        self.on_change(changes, is_read=False)
 
     def add_partitions(self, name: str, total: int, prepare: Prepare) -> Topic:
         """Grow the topic to `total` partitions. Keys may then map to other partitions than before."""
@@ -292,10 +290,9 @@ class Catalog:
             slots = prepare(wanted, old.id, len(old.partitions))
             topic = old._replace(partitions=old.partitions + slots)
             with self.database.transaction() as execute:
-                changes = self.count_change(execute)
                 self._update(execute, topic)
                 self._add_slots(execute, topic, slots)
-            self.on_change(changes)
+            self.on_change()
         return topic
 
     def alter_settings(self, name: str, changes: Mapping[str, Value], resets: Iterable[str] = ()) -> Topic:
@@ -306,9 +303,8 @@ class Catalog:
             with self.database.transaction() as execute:
                 settings = self.read_settings(execute).apply(old.settings.changed(changes, resets, where=name))
                 topic = old._replace(settings=settings)
-                count = self.count_change(execute)
                 self._update(execute, topic)
-            self.on_change(count)
+            self.on_change()
         return topic
 
     def delete_topic(self, name: str, topic_id: TopicId | None = None) -> Topic:
@@ -322,12 +318,11 @@ class Catalog:
             if topic_id is not None and topic.id != topic_id:
                 raise UnknownTopic(f"{name}: the topic was deleted and re-created")
             with self.database.transaction() as execute:
-                changes = self.count_change(execute)
                 execute("DELETE FROM topics WHERE id = ?", (topic.id,))
                 row = topic.id, topic.directory, _crc(topic.id, topic.directory)
                 execute("INSERT OR REPLACE INTO deleted VALUES (?, ?, ?)", row)
                 groups.forget_topic(execute, topic.id)
-            self.on_change(changes)
+            self.on_change()
         return topic
 
     def deleted(self) -> dict[str, TopicId]:
@@ -366,10 +361,8 @@ class Catalog:
         """Forget the free slots at the end, as if they had never been used, and return the new end."""
         with self.database.db_lock(), self.database.transaction() as execute:
             end = self._end_of_slots(execute)
-            changes = self.count_change(execute)
             free_slots.forget_from(execute, end)
             self.set_meta(execute, "next_slot", end)
-        self.on_change(changes, is_read=False)
         return end
 
     def allocate_producer_id(self) -> int:
@@ -383,9 +376,7 @@ class Catalog:
             first = int(self.meta(execute, "next_producer_id"))
             if not 0 <= first <= _MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
                 raise StoreError(f"{self.path}: all producer ids have been given out")
-            changes = self.count_change(execute)
             self.set_meta(execute, "next_producer_id", first + PRODUCER_ID_BLOCK)
-        self.on_change(changes, is_read=False)
         self._producer_ids = os.getpid(), iter(range(first + 1, first + PRODUCER_ID_BLOCK))
         return first
 
@@ -398,11 +389,9 @@ class Catalog:
         """Raise the number of boots, durably, and return it."""
         since = int(time.time()) - _EPOCHS_SINCE
         with self.database.db_lock(), self.database.transaction() as execute:
-            changes = self.count_change(execute)
             boot_count = int(self.meta(execute, "boots")) + 1
             boot_count = max(boot_count, since) if since < _MAX_EPOCH else boot_count
             self.set_meta(execute, "boots", boot_count)
-        self.on_change(changes, is_read=False)
         return boot_count
 
     def changes(self) -> int:
@@ -410,9 +399,12 @@ class Catalog:
         with self.database.reading() as execute:
             return int(self.meta(execute, "changes"))
 
-    def count_change(self, execute: Execute) -> int:
-        """Count one change, in its transaction; the caller calls `on_change` with the number after it."""
-        self.set_meta(execute, "changes", changes := int(self.meta(execute, "changes")) + 1)
+    def next_change(self, execute: Execute) -> int:
+        """Return what `changes` will be after this transaction."""
+        return int(self.meta(execute, "changes")) + 1
+
+    def _count_change(self, execute: Execute) -> int:
+        self.set_meta(execute, "changes", changes := self.next_change(execute))
         return changes
 
     def settings(self) -> StoreSettings:
@@ -432,9 +424,8 @@ class Catalog:
         self.database.check_writable()
         with self.database.db_lock(), self.database.transaction() as execute:
             settings = self.read_settings(execute).changed(changes, resets)
-            count = self.count_change(execute)
             self.set_meta(execute, "settings", json.dumps(settings.to_dict()))
-        self.on_change(count)
+        self.on_change()
         return settings
 
     # The whole.

@@ -77,6 +77,12 @@ def _size_of_logs(path: str) -> int:
     return size
 
 
+def _is_partition(name: str, count: int) -> bool:
+    """Return whether a directory is named as one of `count` partitions."""
+    number = files.number_in_name(name)
+    return number is not None and number < count
+
+
 class _Check:
     def __init__(self, core: Core, repair: bool, progress: Callable[[int, int], object] | None) -> None:
         self.core = core
@@ -149,7 +155,7 @@ class _Check:
                 self._orphan(path, "klamm.db knows no such topic")
                 continue
             for inner in sorted(os.listdir(path)) if os.path.isdir(path) else []:
-                if not inner.isdigit() or int(inner) >= known[name]:
+                if not _is_partition(inner, known[name]):
                     self._orphan(f"{path}/{inner}", "no partition has this directory")
 
     def _orphan(self, path: str, message: str) -> None:
@@ -157,9 +163,7 @@ class _Check:
         with catalog.database.db_lock():
             living = {topic.directory: len(topic.partitions) for topic in catalog.topics()}
             name, _, inner = path.removeprefix(f"{self.core.files}/topics/").partition("/")
-            if not os.path.exists(path) or (
-                name in living and (not inner or (inner.isdigit() and int(inner) < living[name]))
-            ):
+            if not os.path.exists(path) or (name in living and (not inner or _is_partition(inner, living[name]))):
                 return  # it was being deleted, or was created during the check
             repaired = None
         if self.repair and not inner:

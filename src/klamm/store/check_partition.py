@@ -275,6 +275,11 @@ class PartitionCheck:
         if max(expected, self.gaps_below) < end:  # without a head: what is known to have been synced
             self._missing(walk, expected, end, now)
 
+    def _highest_epoch(self, known: point.Point | None) -> int:
+        """Return the highest leader epoch that a batch can have, as the recovery of the log will find it."""
+        epochs = known.epochs if known is not None else ()
+        return point.highest_epoch(epochs, self.log.evidence(), self.core.catalog.boot_count())
+
     def _missing(self, walk: _Walk, first: int, end: int, now: head.Snapshot | None) -> None:
         if now is not None and self.log.snapshot().log_start >= end:
             return  # expired during the check
@@ -306,7 +311,7 @@ class PartitionCheck:
         report.segments += 1
         report.size += end
         before, next_report = report.size - end, 0
-        highest = now.leader_epoch if now is not None else -1
+        highest = now.leader_epoch if now is not None else self._highest_epoch(known)
         for each in batches(path, base, end, contiguous=base >= self.gaps_below, highest_epoch=highest):
             if self.on_progress is not None and each.position >= next_report:
                 self.on_progress(before + each.position)
@@ -357,11 +362,7 @@ class PartitionCheck:
     def _producers(self, walk: _Walk, now: head.Snapshot | None) -> None:
         for offset in segment.bases(self.directory, producers.SUFFIX):
             path = segment.path_of(self.directory, offset, producers.SUFFIX)
-            try:
-                states = producers.parse(files.read(path), path=path)
-            except FileNotFoundError:
-                continue  # pruned
-            if isinstance(states, Lack):
+            if producers.load(self.directory, offset) is Lack.DAMAGED:  # else it may have been pruned
                 walk.add(path, 0, "snapshots of producers are as they were written", "its checksum is wrong", "remove")
         path = f"{self.directory}/producers"
         if now is None or not os.path.exists(path):
@@ -416,8 +417,8 @@ class PartitionCheck:
         presence, lock = self.core.presence, self.lock
         assert presence is not None
         assert lock is not None
-        presence.be_alone("it is to be repaired")
-        try:
+        with presence.shared_again():
+            presence.be_alone("it is to be repaired")
             with lock.hold(head.clean_byte(self.slot)):
                 done = repair_log(
                     self.log,
@@ -426,8 +427,6 @@ class PartitionCheck:
                     contiguous=self.contiguous,
                     boot_count=self.core.catalog.boot_count(),
                 )
-        finally:
-            presence.join()
         return "; ".join(done)
 
     def _restore_producers(self) -> str:
@@ -510,7 +509,7 @@ class _Entries:
         self.path = segment.path_of(directory, base, ".index")
         self.wanted: dict[int, tuple[int, Entry]] = {}
         try:
-            header = files.read(self.path)[: index.HEADER_SIZE]
+            header = next(files.pieces(self.path, 0, index.HEADER_SIZE), b"")
         except FileNotFoundError:
             return
         if counted == 0 or not header:
@@ -561,11 +560,7 @@ class _Aborts:
         self.base = base
         self.path = segment.path_of(self.directory, base, aborted.SUFFIX)
         self.known = aborted.load(self.directory, base)
-        try:
-            whole = aborted.is_whole(files.read(self.path))
-        except FileNotFoundError:
-            whole = True
-        if not whole:
+        if not aborted.is_whole(self.directory, base):
             self._misses("the checksum of an entry is wrong")
 
     def _misses(self, message: str) -> None:

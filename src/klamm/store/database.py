@@ -32,13 +32,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from klamm.disk import _os, files, fork
 from klamm.errors import Closed, DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
 from klamm.store.layout import LOST
+
+if TYPE_CHECKING:
+    from klamm.disk._os import Lockable
 
 __all__ = [
     "APPLICATION_ID",
@@ -90,6 +93,9 @@ class Database:
         self._cursor: sqlite3.Cursor | None = None  # of that connection, for `put`
         self._closed = False
         self._wrote = False
+        # The first counts a durable write, in its transaction; the second gets the count when the write is on disk.
+        self.count_write: Callable[[Execute], int | None] = lambda execute: None
+        self.on_count: Callable[[int], None] = lambda count: None
         self._durable = True  # durability of the connection's next transaction
         self._wal_limit = WAL_LIMIT
         self._unmeasured = 0  # writes since the length of the log was checked
@@ -99,7 +105,7 @@ class Database:
         self._name = os.fsencode(path)
         self._inode = _os.inode_of(self._name)
         # Before there is a connection that a fork could surprise; after cores, whose mutex is taken before this one.
-        fork.register(self, Database._in_child, Database._before_fork, Database._after_fork, order=1)
+        fork.register(self, Database._in_child, Database._before_fork, order=1)
         with self._mutex, _explained(self.path):
             self._connect()
 
@@ -254,12 +260,9 @@ class Database:
 
     # Forks: see DBS5.
 
-    def _before_fork(self) -> None:
-        self._mutex.acquire()
+    def _before_fork(self, take: Callable[[Lockable], None]) -> None:
+        take(self._mutex)
         self._disconnect()
-
-    def _after_fork(self) -> None:
-        self._mutex.release()
 
     def _in_child(self) -> None:
         self.abandon()

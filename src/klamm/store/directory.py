@@ -28,9 +28,9 @@ import time
 import uuid
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klamm.disk import _os, files, fork, reserve
 from klamm.disk.locks import BUSY_TIMEOUT_MS, DB_LOCK, DB_LOCK_QUEUE, LockFile
@@ -46,6 +46,9 @@ from klamm.store.presence import Presence
 from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
 from klamm.types import TopicId
+
+if TYPE_CHECKING:
+    from klamm.disk._os import Lockable
 
 __all__ = ["Core", "OpenTopic", "acquire", "boot_id", "opened", "release"]
 
@@ -134,7 +137,7 @@ class Core:
             raise
         self.groups = Groups(self)
         self.transactions = Transactions(self, boot_id())
-        fork.register(self, Core._in_child, Core._before_fork, Core._after_fork)
+        fork.register(self, Core._in_child, Core._before_fork)
 
     def is_in_place(self) -> bool:
         """Return whether the store at the path is still the one that was opened, and not a copy in its place."""
@@ -191,13 +194,13 @@ class Core:
         if not self.heads.is_sane():  # new, or damaged: everything is recovered from the files
             self.presence.be_alone("`heads` is damaged")
             self.heads.initialise()
-        self.presence.check_lock_files(self.heads)
+        is_in_place = self.presence.check_lock_files(self.heads)
         upgrade.check_not_newer(self.heads, read_only=False)
         if self.heads.format < head.FORMAT:
             self.presence.be_alone(upgrade.WHY)
         self.lock.record_in(self.heads)
         files.make_directory(f"{self.files}/topics")
-        found = found_catalog.open_found(self, database, db_lock, rebuild=rebuild)
+        found = found_catalog.open_found(self, database, db_lock, rebuild=rebuild, is_in_place=is_in_place)
         if found is not None:
             self.catalog = found
             upgrade.finish(self.heads)
@@ -242,15 +245,10 @@ class Core:
         slots.tidy(self.heads, self.catalog)
         self.presence.join()
 
-    def count_changes(self, changes: int, *, is_read: bool = True) -> None:
-        """Record in `heads` how many changes klamm.db has had; called after each change.
-
-        If other processes read what was changed (`is_read`), notify them.
-        """
+    def record_changes(self, changes: int) -> None:
+        """Record in `heads` how many changes klamm.db has had; called after each, under the klamm.db lock."""
         if changes > self.heads.changes:
             self.heads.changes = changes
-        if is_read:
-            self.changed()
 
     def _open_read_only(self) -> None:
         try:
@@ -509,16 +507,11 @@ class Core:
         if hasattr(self, "heads"):
             self.heads.close_descriptor()
 
-    def _before_fork(self) -> None:
-        self._mutex.acquire()
+    def _before_fork(self, take: Callable[[Lockable], None]) -> None:
+        take(self._mutex)
         self._forking = self.opened()
         for partition in self._forking:
-            partition.before_fork()
-
-    def _after_fork(self) -> None:
-        for partition in self._forking:
-            partition.after_fork()
-        self._mutex.release()
+            take(partition.log)
 
     def _in_child(self) -> None:
         """Forget everything in a forked child: locks and descriptors are the parent's."""
@@ -549,8 +542,7 @@ def _forget_in_child() -> None:
     _cores.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+fork.register(Core, lambda _: _forget_in_child())
 
 
 def acquire(

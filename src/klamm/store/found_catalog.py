@@ -27,13 +27,16 @@ __all__ = ["check_age", "made_again", "open_found"]
 _log = logging.getLogger("klamm")
 
 
-def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> Catalog | None:
-    """Open klamm.db. Return None if it is missing or unfinished, or if it was damaged and renamed."""
+def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool, is_in_place: bool) -> Catalog | None:
+    """Open klamm.db. Return None if it is missing or unfinished, or if it was damaged and renamed.
+
+    `is_in_place`: its other files are where they were, so the store is not a copy, which may reuse inode numbers.
+    """
     assert core.presence is not None
     presence = core.presence
     if not os.path.exists(database) or not os.path.getsize(database):
         return None
-    _check_not_replaced(core, database)
+    _check_not_replaced(core, database, rebuild=rebuild, is_in_place=is_in_place)
     try:
         catalog = Catalog(database, db_lock, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
     except Unfinished:
@@ -52,8 +55,10 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> 
     return None
 
 
-def _check_not_replaced(core: Core, database: str) -> None:
-    """Raise if klamm.db was replaced: other processes use the old file, and the WAL belongs to it."""
+def _check_not_replaced(core: Core, database: str, *, rebuild: bool, is_in_place: bool) -> None:
+    """Raise if klamm.db was replaced, while `heads` was not: it may be older, other processes use the old file, and the
+    WAL belongs to that.
+    """
     assert core.presence is not None
     known, inode = core.heads.database_inode, os.stat(database).st_ino
     if known in (0, inode):
@@ -65,6 +70,18 @@ def _check_not_replaced(core: Core, database: str) -> None:
             f"{log}: belongs to another klamm.db than the one beside it, which was replaced",
             hint="put both back, or move klamm.db-wal aside and run `klamm check --repair`",
         )
+    if is_in_place:
+        if not rebuild:
+            raise _too_old(f"{database}: is another file than the one that was used with the logs beside it")
+        core.rebuilt.append(("klamm.db was replaced by another file", "accepted"))
+
+
+def _too_old(what: str) -> StoreError:
+    return StoreError(
+        f"{what}; it may have been restored from a backup",
+        hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not know; or "
+        "restore the whole backup elsewhere",
+    )
 
 
 def _set_aside(core: Core, database: str, problem: str) -> None:
@@ -92,11 +109,7 @@ def check_age(core: Core, *, rebuild: bool) -> None:
     changes = core.catalog.changes()
     if changes < known and not core.rebuilt:
         if not rebuild:
-            raise StoreError(
-                f"{core.path}/klamm.db: is older than the logs beside it; it may have been restored from a backup",
-                hint="run `klamm check --repair`: it keeps every log, and puts back topics that klamm.db does not "
-                "know; or restore the whole backup elsewhere",
-            )
+            raise _too_old(f"{core.path}/klamm.db: is older than the logs beside it")
         core.presence.be_alone("klamm.db is older than the logs")
         core.rebuilt.append(("klamm.db is older than the logs beside it", "accepted"))
     if core.rebuilt:
@@ -104,10 +117,11 @@ def check_age(core: Core, *, rebuild: bool) -> None:
         _drop_deleted(core)
         core.heads.changes = core.catalog.changes()
     else:
-        core.count_changes(changes, is_read=False)
+        core.record_changes(changes)
     core.heads.store_id = core.catalog.store_id
     core.heads.database_inode = os.stat(core.catalog.path).st_ino
-    core.catalog.on_change = core.count_changes
+    core.catalog.on_change = core.changed
+    core.catalog.database.on_count = core.record_changes
 
 
 def _drop_deleted(core: Core) -> None:

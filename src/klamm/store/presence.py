@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import AbstractContextManager
 
+from klamm.disk import _os
+from klamm.disk._os import SharedAgain
 from klamm.disk.locks import PRESENCE, LockFile
-from klamm.errors import StoreBusy
+from klamm.errors import StoreBusy, readable
 from klamm.log import head
 
 __all__ = ["IN_LOCK", "Presence"]
@@ -30,13 +33,19 @@ class Presence:
         self._lock = lock
         self._members = members
         self._heads: LockFile | None = None
-        self.is_alone = False
+        self._reported: set[str] = set()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process holds them exclusively."""
+        return all(file.holds_alone(byte) for file, byte in self._bytes())
 
     def enter_heads(self) -> None:
         """Take the lock in `heads`, once that file exists."""
         if self._heads is None:
+            is_alone = self.is_alone
             self._heads = LockFile(f"{self._path}/heads", create=False)
-            if self.is_alone and not self._heads.try_hold(_IN_HEADS):
+            if is_alone and not self._heads.try_hold(_IN_HEADS):
                 raise self._busy("`heads` is new")
 
     @property
@@ -60,7 +69,10 @@ class Presence:
                     self._share(*each)
                 raise self._busy(why)
             taken.append((file, byte))
-        self.is_alone = True
+
+    def shared_again(self) -> AbstractContextManager[object]:
+        """Return a context in which this process may be alone. At its end, others may open the store again."""
+        return SharedAgain(self._bytes())
 
     def _busy(self, why: str) -> StoreBusy:
         return StoreBusy(
@@ -73,24 +85,37 @@ class Presence:
         if not file.try_hold(byte, shared=True):
             raise StoreBusy(f"{self._path}: another process recovers or repairs it", hint="try again when it is done")
 
-    def check_lock_files(self, heads: head.Heads) -> None:
-        """Raise if the lock files are not the ones that other processes use; record ours as the ones in use."""
+    def check_lock_files(self, heads: head.Heads) -> bool:
+        """Raise if the lock files are not the ones that other processes use; record ours as the ones in use.
+
+        Return whether they are the ones that were used last: else the store may be a copy.
+        """
         ours = os.fstat(self._lock.fd).st_ino, os.fstat(self._members.fd).st_ino
         known = heads.lock_files
         if known == ours:
-            return
+            return True
         names = [name for name, a, b in zip(("lock", "members"), known, ours, strict=True) if a != b]
         why = f"`{'` and `'.join(names)}` or `heads` was removed or replaced: they do not belong together"
         self.be_alone(why if any(known) else "`heads` is new")
         if any(known):
             _log.warning("%s: %s: replaced since it was last used", self._path, ", ".join(names))
         heads.lock_files = ours
+        return False
 
     def join(self) -> None:
         """Share the locks with other processes from now on."""
         for file, byte in self._bytes():
             self._share(file, byte)
-        self.is_alone = False
+
+    def report_replaced(self) -> None:
+        """Log each lock file that was removed or replaced while it is in use, once."""
+        for file in (self._lock, self._members):
+            if file.path not in self._reported and _os.inode_of(os.fsencode(file.path)) != os.fstat(file.fd).st_ino:
+                self._reported.add(file.path)
+                what = (
+                    "was removed or replaced while it is in use: other processes are refused until this one has closed"
+                )
+                _log.error("%s: %s the store", readable(file.path), what)
 
     def close(self) -> None:
         if self._heads is not None:

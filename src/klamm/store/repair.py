@@ -29,7 +29,6 @@ from klamm.store.damage import Batch, Damage, batches
 __all__ = ["empty_batches", "repair_log"]
 
 _MAX_DELTA = 0x7FFFFFFE
-_CHUNK = 4 << 20
 
 
 def empty_batches(first: int, end: int, epoch: int) -> bytes:
@@ -53,7 +52,7 @@ def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool,
                 now = None  # the head itself is damaged
         log.set_flags(head.NEEDS_RECOVERY)
         log.forget_files()
-        done = _Repair(log.directory, now, log.evidence(), contiguous).run()
+        done = _Repair(log.directory, now, log.evidence(), contiguous, boot_count).run()
     recovery.recover(log, clock_ms=clock_ms, interval=interval, contiguous=contiguous, boot_count=boot_count)
     log.bump_segments_version()
     log.ring()
@@ -61,13 +60,17 @@ def repair_log(log: head.Log, *, clock_ms: int, interval: int, contiguous: bool,
 
 
 class _Repair:
-    def __init__(self, directory: str, now: head.Snapshot | None, proof: head.Evidence, contiguous: bool) -> None:
+    def __init__(
+        self, directory: str, now: head.Snapshot | None, proof: head.Evidence, contiguous: bool, boot_count: int
+    ) -> None:
         """Prepare a repair. `now`: the head, if it can be relied on; else `proof` is what an old head proves."""
         self.directory = directory
         self.now = now
         self.proof = proof
         self.contiguous = contiguous
         self.gaps_below = 0 if contiguous else cleaner_checkpoint.load(directory).gaps_below
+        self.highest_epoch = -1
+        self.boot_count = boot_count
         self.suffix = f".cut-{time.time_ns() // 1_000_000}"
         self.done: list[str] = []
 
@@ -75,6 +78,10 @@ class _Repair:
         loaded = point.load(self.directory)
         known = loaded if isinstance(loaded, point.Point) else None
         found = segment.bases(self.directory)
+        epochs = known.epochs if known else ()  # without them, recovery finds them in the batches
+        self.highest_epoch = point.highest_epoch(epochs, self.proof, self.boot_count)
+        if self.now is not None:
+            self.highest_epoch = self.now.leader_epoch
         last_offset = max(self.now.next_offset if self.now else 0, known.offset if known else 0)
         log_start = self.now.log_start if self.now else known.log_start if known else found[0] if found else 0
         if not found and self.now is None and known is None:
@@ -98,7 +105,6 @@ class _Repair:
         first = kept[0][0] if kept else end
         if first > log_start:
             self.done.append(f"moved the start of the log from offset {log_start} to {first}")
-        epochs = known.epochs if known else ()  # else recovery finds them in the batches
         if not self.contiguous:  # new records at the offsets that were cut off are not compacted
             cleaner_checkpoint.store(self.directory, cleaner_checkpoint.CleanerCheckpoint(0, min(self.gaps_below, end)))
         files.sync_directory(self.directory)
@@ -119,8 +125,7 @@ class _Repair:
 
     def _batches(self, base: int) -> Iterator[Batch | Damage]:
         path = segment.path_of(self.directory, base)
-        highest = self.now.leader_epoch if self.now else -1
-        return batches(path, base, self._end_of(base), contiguous=self.contiguous, highest_epoch=highest)
+        return batches(path, base, self._end_of(base), contiguous=self.contiguous, highest_epoch=self.highest_epoch)
 
     def _set_aside(self, found: list[int]) -> list[tuple[int, int]]:
         """Rename segments without a good batch or with misplaced offsets. Return the others, with the offset after
@@ -152,7 +157,7 @@ class _Repair:
             return False
         if found and any(each.stop > each.position for each, _ in found):
             self._write(
-                path + self.suffix, (data for each, _ in found for data in self._bytes(path, each.position, each.stop))
+                path + self.suffix, (data for each, _ in found for data in files.pieces(path, each.position, each.stop))
             )
             # The copy of the removed bytes is durable before the segment is replaced.
             files.sync_directory(self.directory)
@@ -186,7 +191,7 @@ class _Repair:
         """Return the batch itself if only its base offset is wrong; else an empty one."""
         if damage.stop - damage.position <= batch_header.HEADER_SIZE + (64 << 20):
             path = segment.path_of(self.directory, base)
-            data = bytearray(b"".join(self._bytes(path, damage.position, damage.stop)))
+            data = bytearray(b"".join(files.pieces(path, damage.position, damage.stop)))
             data[:8] = damage.offset.to_bytes(8, "big")
             data[12:16] = epoch.to_bytes(4, "big")
             try:
@@ -208,19 +213,10 @@ class _Repair:
         path = segment.path_of(self.directory, base)
         position = 0
         for damage, filling in found:
-            yield from self._bytes(path, position, damage.position)
+            yield from files.pieces(path, position, damage.position)
             yield filling
             position = damage.stop
-        yield from self._bytes(path, position, self._end_of(base))
-
-    def _bytes(self, path: str, start: int, stop: int) -> Iterator[bytes]:
-        fd = _os.open_file(path, os.O_RDONLY)
-        try:
-            while start < stop and (data := _os.pread(fd, min(_CHUNK, stop - start), start)):
-                yield data
-                start += len(data)
-        finally:
-            os.close(fd)
+        yield from files.pieces(path, position, self._end_of(base))
 
     def _write(self, path: str, pieces: Iterator[bytes]) -> None:
         fd = _os.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -52,6 +52,8 @@ def run(core: Core, is_over: Callable[[], bool]) -> None:
 def _check_all(core: Core, is_over: Callable[[], bool]) -> bool:
     heads = core.heads
     core.heads.check_place(now=True)
+    if core.presence is not None:
+        core.presence.report_replaced()
     reserve.refill(core.files)
     heads.follow_wall()
     clock_ms = heads.expiry_ms()

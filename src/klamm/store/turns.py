@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+
+from klamm.disk._os import TimedLock
 
 __all__ = ["Turns"]
-
-
-class _Turn:
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.users = 0
 
 
 class Turns:
@@ -22,46 +17,23 @@ class Turns:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._turns: dict[Hashable, _Turn] = {}
+        self._locks: weakref.WeakValueDictionary[Hashable, threading.RLock] = weakref.WeakValueDictionary()
 
     def __len__(self) -> int:
         """Return for how many keys a thread has the turn."""
-        return len(self._turns)
+        return len(self._locks)
 
-    @contextmanager
-    def wait(self, key: Hashable) -> Iterator[None]:
+    def wait(self, key: Hashable) -> AbstractContextManager[bool]:
         """Take the turn, waiting for it. Not with another key's turn: two threads could wait for each other."""
-        turn = self._join(key)
-        try:
-            with turn.lock:
-                yield
-        finally:
-            self._leave(key, turn)
+        return TimedLock(self._lock_of(key))
 
-    @contextmanager
-    def attempt(self, key: Hashable) -> Iterator[bool]:
-        """Take the turn if no other thread has it. Yield whether this one does."""
-        turn = self._join(key)
-        try:
-            has = turn.lock.acquire(blocking=False)
-            try:
-                yield has
-            finally:
-                if has:
-                    turn.lock.release()
-        finally:
-            self._leave(key, turn)
+    def attempt(self, key: Hashable) -> AbstractContextManager[bool]:
+        """Take the turn if no other thread has it. The `with` block gets whether this one does."""
+        return TimedLock(self._lock_of(key), 0)
 
-    def _join(self, key: Hashable) -> _Turn:
+    def _lock_of(self, key: Hashable) -> threading.RLock:
         with self._mutex:
-            turn = self._turns.get(key)
-            if turn is None:
-                turn = self._turns[key] = _Turn()
-            turn.users += 1
-            return turn
-
-    def _leave(self, key: Hashable, turn: _Turn) -> None:
-        with self._mutex:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[key]
+            lock = self._locks.get(key)
+            if lock is None:
+                lock = self._locks[key] = threading.RLock()
+            return lock

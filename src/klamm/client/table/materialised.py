@@ -22,7 +22,6 @@ in a temporary directory, from the first record on.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -34,7 +33,7 @@ from klamm.client import exit_handlers
 from klamm.client.table import rocksdb
 from klamm.client.table.table_updater import PartitionProgress, TableDiverged, TableUpdater
 from klamm.disk import fork
-from klamm.disk._os import HeldBytes
+from klamm.disk._os import HeldBytes, TimedLock
 from klamm.disk.locks import TABLE
 from klamm.disk.threads import DaemonThread, StopFlag
 from klamm.errors import Closed, Forked, StoreBusy, StoreError, UnknownTopic
@@ -137,28 +136,32 @@ class Materialised:
 
         StoreBusy when it gets no further for `wait_s`; 0: it has what it has.
         """
-        if not self._mutex.acquire(blocking=False):
-            if wait_s == 0:
-                self.check_usable()
-                self._find_topic()
+        with TimedLock(self._mutex, 0) as is_held:
+            if is_held:
+                self._refresh(wait_s)
                 return
-            self._wait_for_mutex(wait_s)
-        try:
+        if wait_s == 0:
             self.check_usable()
-            self._look_at_catalog()
-            if wait_s != 0:
-                self._reach(self._moved(), wait_s)
-            elif not self.maintains:
-                self._look(self._moved())
-        finally:
-            self._mutex.release()
-
-    def _wait_for_mutex(self, wait_s: float | None) -> None:
+            self._find_topic()
+            return
         far = self._far()
-        while not self._mutex.acquire(timeout=-1 if wait_s is None else wait_s):
+        while True:
+            with TimedLock(self._mutex, wait_s) as is_held:
+                if is_held:
+                    self._refresh(wait_s)
+                    return
             before, far = far, self._far()
             if far == before:
                 raise self._busy("another thread is at it, and gets no further")
+
+    def _refresh(self, wait_s: float | None) -> None:
+        """See `refresh`. Called with the mutex held."""
+        self.check_usable()
+        self._look_at_catalog()
+        if wait_s != 0:
+            self._reach(self._moved(), wait_s)
+        elif not self.maintains:
+            self._look(self._moved())
 
     def find_again(self, key: Any) -> Any:
         """Find again after `find` has failed: a follower that lost a file to its maintainer reopens the table."""
@@ -451,17 +454,14 @@ class Materialised:
             self._thread = None
         return True
 
-    def close(self, wait_s: float = -1) -> bool:
+    def close(self, wait_s: float | None = None) -> bool:
         """Release everything. Return whether that could be done within that time."""
         self.closed = True
-        if not self._mutex.acquire(timeout=wait_s):
-            return False
-        try:
-            self.watch, self.version = _Moved(), -1
-            self._let_go()
-        finally:
-            self._mutex.release()
-        return True
+        with TimedLock(self._mutex, wait_s) as is_held:
+            if is_held:
+                self.watch, self.version = _Moved(), -1
+                self._let_go()
+            return is_held
 
     def _let_go(self) -> None:
         maintained, db = self.maintains, self._db
@@ -550,12 +550,12 @@ def close_all() -> None:
     global _over
     _over = True
     until = time.monotonic() + _CLOSING_S
-    if not _open_mutex.acquire(timeout=_CLOSING_S):
-        rocksdb.skip_destructors()
-        return
-    tables = list(_open.values())
-    _open.clear()
-    _open_mutex.release()
+    with TimedLock(_open_mutex, _CLOSING_S) as is_held:
+        if not is_held:
+            rocksdb.skip_destructors()
+            return
+        tables = list(_open.values())
+        _open.clear()
     for table in tables:
         table.closed = True  # threads that read it give up
     for table in tables:
@@ -573,5 +573,4 @@ def _forget_in_child() -> None:
     _open.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+fork.register(Materialised, lambda _: _forget_in_child())

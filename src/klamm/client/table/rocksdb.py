@@ -33,7 +33,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
-from klamm.disk import files
+from klamm.disk import files, fork
 from klamm.errors import DiskFull, KlammError, LogError, NewerFormat, NotInstalled, ReadOnly
 from klamm.types import Position
 
@@ -173,9 +173,10 @@ def require() -> Any:
 def generations(directory: str) -> list[int]:
     """Return the generations that exist; the last one counts."""
     try:
-        return sorted(int(name) for name in os.listdir(directory) if name.isdecimal())
+        numbers = [files.number_in_name(name) for name in os.listdir(directory)]
     except FileNotFoundError:
         return []
+    return sorted(number for number in numbers if number is not None)
 
 
 def can_maintain() -> bool:
@@ -306,5 +307,4 @@ def _in_child() -> None:
     _used, _used_before_fork = False, _used or _used_before_fork
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+fork.register(RocksTable, lambda _: _in_child())

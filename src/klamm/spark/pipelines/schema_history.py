@@ -78,8 +78,8 @@ class SchemaHistory:
         if schema == latest:
             return
         check_grows(latest, schema)
-        planned = [int(name) for name in _names(f"{self._checkpoint}/offsets") if name.isdigit()]
-        self._add(max((done, *planned)) + 1, schema)
+        numbers = [files.number_in_name(name) for name in _names(f"{self._checkpoint}/offsets")]
+        self._add(max(done, *(number for number in numbers if number is not None), -1) + 1, schema)
 
     def infer_more(self, spark: SparkSession, values: DataFrame, batch: int) -> None:
         """Add the fields that records of a micro-batch have, `values` being a column of text, before it is archived."""
