@@ -191,6 +191,32 @@ def test_a_second_thread_that_closes_a_consumer_returns_when_it_is_closed(store:
     assert states == [(True, False)] * 2
 
 
+def test_a_serde_that_closes_a_consumer_does_not_wait_for_the_thread_that_waits_for_it(store: klamm.Store) -> None:
+    store.topics.create("orders")
+    store.append("orders", b"x", acks=1)
+    entered = threading.Event()
+    is_over: list[bool] = []
+
+    def end(value: bytes) -> bytes:
+        entered.set()
+        session = session_of(consumer)
+        until(lambda: session.is_closed, "the other one waits for this one's turn")
+        consumer.close()
+        is_over.append(session._closing.acquire(blocking=False))
+        return value
+
+    consumer = store.consumer("orders", serde=(None, end), wait=0)
+    engine = session_of(consumer).engine
+    assert isinstance(engine, LogEngine)
+    engine._turn_s = 5  # half of what a second one would wait
+    reader = threading.Thread(target=consumer.poll, daemon=True)
+    reader.start()
+    assert entered.wait(PATIENCE)
+    consumer.close()
+    reader.join(PATIENCE)
+    assert is_over == [False] and not has_open_files(consumer)
+
+
 def test_a_poll_in_progress_ends_with_nothing_and_the_next_one_raises(store: klamm.Store) -> None:
     store.topics.create("orders")
     for group in (None, "g"):
