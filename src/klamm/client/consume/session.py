@@ -283,17 +283,20 @@ class Session:
     def close(self) -> None:
         """End, and close what is open. A loop in another thread ends, too.
 
-        If another thread is closing it, wait until that is done, at most TURN_S: that one may wait for this one, and
-        does if this one is reading (in a serde, in a callback).
+        If another thread is closing it, wait until that is done, at most TURN_S; not if that one waits for this one.
         """
-        is_reading = self._reader == threading.get_ident()
-        if not self._closing.acquire(timeout=0 if is_reading else TURN_S):
+        if not self._closing.acquire(timeout=0 if self._is_waited_for() else TURN_S):
             return
         try:
             if not self.is_closing:
                 self._close()
         finally:
             self._closing.release()
+
+    def _is_waited_for(self) -> bool:
+        """Return whether this thread reads (and calls a serde, or a callback), or handles a record."""
+        runner = None if self.sharing is None else self.sharing.runner
+        return self._reader == threading.get_ident() or (runner is not None and runner.is_worker())
 
     def _close(self) -> None:
         self.is_closing = True
