@@ -1,6 +1,7 @@
 """How many records a second does a program read, from the first to the last?
 
 (8 B key, 100 B value), one partition, in the page cache; every record is handed to a Python loop that does nothing.
+In batches of 5,000 and of 500, as a poll has, and one by one, as `for record in consumer` gives them.
 Klamm checks the CRC of every batch it reads, LMDB has none.
 """
 
@@ -24,15 +25,23 @@ def main() -> None:
         fd = peers.json_open(path + "/json")
         peers.json_singles(fd, peers.json_rows(rows))
 
-        def ours(form: str) -> harness.Sample:
+        def ours(form: str, max_records: int = 5000) -> harness.Sample:
             seen = 0
             consumer = store.consumer("bench", start="earliest", wait=0, form=form)
             with harness.clock(count) as sample, consumer:
-                for batch in consumer.batches(max_records=5000):
+                for batch in consumer.batches(max_records):
                     for _ in batch:
                         pass
                     seen += len(batch)
             assert seen == count, (seen, count)
+            return sample
+
+        def one_by_one() -> harness.Sample:
+            consumer = store.consumer("bench", start="earliest", wait=0)
+            with harness.clock(count) as sample, consumer:
+                for record in consumer:  # noqa: B007  # looked at below
+                    pass
+            assert record.offset == count - 1, (record, count)
             return sample
 
         def cursor(keys: bool) -> harness.Sample:
@@ -60,6 +69,8 @@ def main() -> None:
                 "values": lambda: ours("values"),
                 "cursor, values": lambda: cursor(False),
                 "records": lambda: ours("records"),
+                "records, 500": lambda: ours("records", 500),
+                "one by one": one_by_one,
                 "sqlite": select,
                 "json": json_lines,
             },
@@ -70,6 +81,8 @@ def main() -> None:
     compare = harness.compare
     compare("read as tuples", found["tuples"], name, found["cursor"], harness.at_least(1))
     compare("read as record objects", found["records"], name, found["cursor"], harness.at_least(0.6))
+    compare("read as record objects, 500 a batch", found["records, 500"], name, found["cursor"])
+    compare("read as record objects, one by one", found["one by one"], name, found["cursor"])
     compare("read as values", found["values"], name, found["cursor"], harness.at_least(2))
     compare("read as values", found["values"], name + ", values only", found["cursor, values"])
     compare("read as tuples", found["tuples"], f"SQLite {peers.SQLITE_VERSION}, select", found["sqlite"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.crash.cases import seed_of
 from tests.procs import PATIENCE, until
 
 CLOSES = 60
+T = TypeVar("T")
 
 
 def has_open_files(consumer: klamm.Consumer) -> bool:
@@ -189,6 +191,35 @@ def test_a_second_thread_that_closes_a_consumer_returns_when_it_is_closed(store:
     for closer in closers:
         closer.join(PATIENCE)
     assert states == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("how", ["serde", "handler"])
+def test_a_thread_that_closes_a_consumer_does_not_wait_for_one_that_waits_for_it(store: klamm.Store, how: str) -> None:
+    store.topics.create("orders")
+    store.append("orders", b"x", acks=1)
+    entered = threading.Event()
+    is_over: list[bool] = []
+
+    def end(given: T) -> T:
+        session = session_of(consumer)
+        entered.set()
+        until(lambda: session.is_closing if how == "handler" else session.is_closed, "another thread waits")
+        consumer.close()
+        is_over.append(session._closing.acquire(blocking=False))
+        return given
+
+    consumer = store.consumer("orders", group="g", serde=(None, end if how == "serde" else None), wait=0)
+    engine = session_of(consumer).engine
+    assert isinstance(engine, LogEngine)
+    engine._turn_s = 5  # half of what a second one would wait; so is `grace`
+    reader = threading.Thread(
+        target=lambda: consumer.run(end, grace=5) if how == "handler" else consumer.poll(), daemon=True
+    )
+    reader.start()
+    assert entered.wait(PATIENCE)
+    consumer.close()
+    reader.join(PATIENCE)
+    assert is_over == [False] and not has_open_files(consumer)
 
 
 def test_a_poll_in_progress_ends_with_nothing_and_the_next_one_raises(store: klamm.Store) -> None:

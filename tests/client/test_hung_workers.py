@@ -131,6 +131,9 @@ def test_partitions_that_are_lost_while_a_run_gives_them_back_are_told_once_as_l
         def lost(self, places: Any) -> None:
             pass
 
+        def is_worker(self) -> bool:
+            return False
+
     with orders.consumer(
         "orders",
         group="g",

@@ -1,4 +1,4 @@
-"""Mutants of copies between directories, servers and clusters."""
+"""Mutants of copies between directories, servers and clusters, and of reading a cluster."""
 
 from __future__ import annotations
 
@@ -73,6 +73,12 @@ MUTANTS = [
         "transfer/chunk.py CPY1",
         ((BATCHES, "if offset != base + builder.count or builder.size", "if builder.size"),),
         (SERVED,),
+    ),
+    Mutant(
+        "a partition of a cluster keeps its turn as long as it has records",
+        "client/consume/read_engine.py E3",
+        (("src/klamm/cluster/cluster_engine.py", "(not chunk or cursor.taken >= CHUNK_RECORDS)", "not chunk"),),
+        ("tests/cluster/test_read_engine_contract.py::test_partitions_whose_records_were_received_take_turns[server]",),
     ),
     Mutant(
         "what a transaction has given up is not read again",

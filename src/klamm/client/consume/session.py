@@ -79,6 +79,7 @@ class Session:
         self.is_stopped = False
         self.is_closing = self.is_closed = False
         self._closing = threading.RLock()  # of the thread that closes it; others that close it wait for that
+        self._reader = 0  # the thread that reads just now
         self._is_forked = False
         self.transaction: Abortable | None = None  # the open one that it takes part in
         self._rewind_due: tuple[dict[TopicPartition, int], bool] | None = None  # begun, and not done
@@ -150,6 +151,7 @@ class Session:
         """Like `next_batch`, but each record counts as handed out when it is iterated."""
         if self.is_closed or self._is_forked:
             self.check_usable()
+        self._reader = threading.get_ident()
         try:
             records = self._next(max_records, timeout_s, give_up)
             if records is not None and self.sharing is not None:
@@ -158,6 +160,8 @@ class Session:
             if self.is_closing:  # by another thread, during this call
                 return None
             raise
+        finally:
+            self._reader = 0
         return records
 
     def _next(self, max_records: int, timeout_s: float | None, give_up: Callable[[], bool]) -> Records | None:
@@ -279,15 +283,20 @@ class Session:
     def close(self) -> None:
         """End, and close what is open. A loop in another thread ends, too.
 
-        If another thread is closing it, wait until that is done, at most TURN_S: that one may wait for this one.
+        If another thread is closing it, wait until that is done, at most TURN_S; not if that one waits for this one.
         """
-        if not self._closing.acquire(timeout=TURN_S):
+        if not self._closing.acquire(timeout=0 if self._is_waited_for() else TURN_S):
             return
         try:
             if not self.is_closing:
                 self._close()
         finally:
             self._closing.release()
+
+    def _is_waited_for(self) -> bool:
+        """Return whether this thread reads (and calls a serde, or a callback), or handles a record."""
+        runner = None if self.sharing is None else self.sharing.runner
+        return self._reader == threading.get_ident() or (runner is not None and runner.is_worker())
 
     def _close(self) -> None:
         self.is_closing = True

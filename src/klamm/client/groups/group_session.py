@@ -59,6 +59,10 @@ class Runner(Protocol):
     def revoked(self, tps: Iterable[TopicPartition]) -> None: ...
     def lost(self, tps: Iterable[TopicPartition]) -> None: ...
 
+    def is_worker(self) -> bool:
+        """Return whether this thread handles a record."""
+        ...
+
 
 class GroupSession:
     """The group work of one session. The session is an argument of each call, and is not kept alive."""

@@ -212,7 +212,7 @@ class PipeRunner:
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit before the partitions are given back."""
-        if threading.get_ident() == self._thread:  # else `close` has waited for the function long enough
+        if self.is_worker():  # else `close` has waited for the function long enough
             self._commit()
             self._drop(partitions)
 
@@ -220,6 +220,9 @@ class PipeRunner:
         """Forget what was done: the partitions are another member's, and may be ours again before the next commit."""
         self.abort()
         self._drop(partitions)
+
+    def is_worker(self) -> bool:
+        return threading.get_ident() == self._thread
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         self._refused.clear()

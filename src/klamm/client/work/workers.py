@@ -371,7 +371,7 @@ class _Run:
         tps = list(tps)
         tasks = self._tasks
         tasks.drop(tps)
-        if not self._workers.is_worker():  # a handler that closes the consumer would wait for itself
+        if not self.is_worker():  # a handler that closes the consumer would wait for itself
             deadline = time.monotonic() + self._settings.grace
             while not tasks.wait(lambda: not tasks.running(tps), self._look_s()):
                 if time.monotonic() >= deadline or self._is_hung():
@@ -382,6 +382,9 @@ class _Run:
             self._warn_of_running(tps)
         self._commit(tps)
         self.lost(tps)
+
+    def is_worker(self) -> bool:
+        return self._workers.is_worker()
 
     def lost(self, tps: Iterable[TopicPartition]) -> None:
         """Forget them: another member has them, or may."""
