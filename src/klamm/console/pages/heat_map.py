@@ -146,4 +146,5 @@ HEAT_MAP = Page(
     read=read_heat_map,
     render=render_heat_map,
     command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
+    is_same=False,
 )
