@@ -5,11 +5,13 @@ one PATH               for each line: append one record; µs
 now_and_then PATH N    for each line: append N records with a pause before each; µs of each
 loop PATH              append without end from the first line on, until stdin is closed
 durable PATH N         for each line: append N records, acks="all"; µs of each. The log has 128 KiB before
+send PATH N            for each line: N times `send` of a new producer, acks=1, until all is delivered; seconds, CPU
 make PATH              make the store
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -74,7 +76,18 @@ def loop(append: Any) -> Any:
             append("bench", VALUE, key=KEY, acks=1)
 
 
-PROGRAMS = {"write": write, "one": one, "now_and_then": now_and_then, "durable": durable, "loop": loop}
+def send(store: klamm.Store, count: str) -> Any:
+    rows = [KEY] * int(count)
+    gc.disable()
+    cpu, begin = time.process_time(), clock()
+    with store.producer(acks=1) as producer:
+        one_by_one = producer.send
+        for key in rows:
+            one_by_one("bench", VALUE, key=key)
+    return (clock() - begin) / 1e9, time.process_time() - cpu
+
+
+PROGRAMS = {"write": write, "one": one, "now_and_then": now_and_then, "durable": durable, "loop": loop, "send": send}
 
 
 def main(program: str, path: str, *arguments: str) -> None:
@@ -88,7 +101,7 @@ def main(program: str, path: str, *arguments: str) -> None:
             append("bench", VALUE, key=KEY, acks=1)
         say("ready")
         while sys.stdin.readline():
-            say(PROGRAMS[program](append, *arguments))
+            say(PROGRAMS[program](store if program == "send" else append, *arguments))
 
 
 if __name__ == "__main__":

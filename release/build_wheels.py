@@ -7,9 +7,9 @@
      be had, gcc compiles it against this machine's glibc, and the name of the wheel says so (linux_x86_64).
   3  A wheel has no sources of native modules and no debugging symbols; auditwheel agrees with its name.
   4  A wheel for this machine's processor is installed into an empty environment without a compiler, first alone, then
-     with the extra `cli`, and release/smoke.py does there what a user does first. One for another processor is run by
-     qemu-user if that and a Python for it are there (release/emulated.sh fetches both from Debian); else it is said to
-     be unrun.
+     with the extras `cli` and `console`, and release/smoke.py does there what a user does first. One for another
+     processor is run by qemu-user if that and a Python for it are there (release/emulated.sh fetches both from Debian);
+     else a line says that it was not run.
 
 Everything is put into dist/. The exit code is 0 if all that was built passed.
 """
@@ -156,7 +156,7 @@ def compiler_environment(processor: str) -> dict[str, str]:
 
 
 def check_contents(wheel: Path) -> None:
-    """End if a wheel has sources or symbols of native modules, or lacks a native module, a stub or the license."""
+    """End if a wheel has sources or symbols of native modules, or lacks a native module, a stub or another file."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         libraries = {name: archive.read(name) for name in names if name.endswith(".so")}
@@ -171,6 +171,10 @@ def check_contents(wheel: Path) -> None:
             sys.exit(f"wheel: {wheel.name} lacks the native module {module}")
         if f"{module}.pyi" not in names:
             sys.exit(f"wheel: {wheel.name} lacks the stub {module}.pyi")
+    pages = [path for path in (ROOT / "src").rglob("*") if path.suffix == ".html" or path.parent.name == "static"]
+    for path in sorted(pages):
+        if str(path.relative_to(ROOT / "src")) not in names:
+            sys.exit(f"wheel: {wheel.name} lacks {path.relative_to(ROOT / 'src')}")
     for wanted in ("klamm/py.typed", "pytest_klamm/py.typed", ".dist-info/licenses/LICENSE"):
         if not any(name.endswith(wanted) for name in names):
             sys.exit(f"wheel: {wheel.name} lacks {wanted}")
@@ -209,7 +213,7 @@ def run_smoke(wheel: Path) -> None:
         path = f"{home / 'bin'}:{programs}"
         assert not any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang", "zig")), path
         env = {"PATH": path, "HOME": temporary, "LANG": "C.UTF-8"}
-        for packages in ([str(wheel)], [f"{wheel}[cli]", "pytest"]):
+        for packages in ([str(wheel)], [f"{wheel}[cli,console]", "pytest"]):
             run(UV, "pip", "install", "-q", "--no-build", "--python", home / "bin" / "python", *packages)
             print(run(home / "bin" / "python", ROOT / "release" / "smoke.py", env=env, cwd=Path(temporary)), end="")
 

@@ -12,6 +12,10 @@ cd "$(dirname "$0")/.."
 cannot() { echo "$1"; exit 3; }
 
 [ "$processor" = aarch64 ] || cannot "no Python for $processor is known"
+case $(basename "$wheel") in
+*-cp311-*) ;;
+*) cannot "$(basename "$wheel") is for another Python than 3.11, which is the only one that Debian has for $processor" ;;
+esac
 command -v apt-get >/dev/null || cannot "Debian's packages are needed, and there is no apt-get"
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64 || true)
 if [ -z "$qemu" ]; then

@@ -4,7 +4,7 @@
 
 Each gets a copy of the working tree, .tools/matrix/<version>, with an environment of its own: the packages of
 requirements.lock, and Klamm compiled for it. The tests are those of `make quick`. Without arguments these are all that
-are found of python3.12, python3.13 and python3.14.
+are found of python3.12, python3.13 and python3.14: in PATH, or among those that pyenv has installed.
 
 A Python that does not start is named and skipped, and so is a free-threaded build, which Klamm refuses. The exit code
 is 0 if one ran and none failed.
@@ -12,6 +12,8 @@ is 0 if one ran and none failed.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def usable_version(python: str) -> str | None:
     """Return the version of a Python, such as 3.13; None, and say why, if the tests cannot run on it."""
-    path = shutil.which(python)
+    path = find_python(python)
     answer = subprocess.run([path, "-c", VERSION], capture_output=True, text=True) if path else None
     if answer is None or answer.returncode:
         why = answer.stderr.strip().splitlines()[:1] if answer else []
@@ -58,12 +60,25 @@ def usable_version(python: str) -> str | None:
     return str(version)
 
 
+def find_python(name: str) -> str | None:
+    """Return the path of a Python, given by a path or a name such as python3.12: in PATH, else pyenv's newest."""
+    path = shutil.which(name)
+    if path is not None and Path(path).parent.name != "shims":  # of pyenv's, that start a version only where it is set
+        return path
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = {directory: directory / "bin" / name for directory in versions.glob(f"{name.removeprefix('python')}.*")}
+    usable = [directory for directory, program in found.items() if os.access(program, os.X_OK)]
+    if not usable:
+        return None
+    return str(found[max(usable, key=lambda directory: [int(part) for part in re.findall(r"\d+", directory.name)])])
+
+
 def run_quick(python: str, version: str, options: list[str]) -> int:
     """Copy the working tree, compile it for this Python and run `make quick` there."""
     copy = MATRIX / version
     print(f"matrix: Python {version}: make quick in .tools/matrix/{version}", flush=True)
     copy_tree(copy)
-    command = ["make", "quick", f"PYTHON={shutil.which(python)}", f"ARGS={' '.join(options)}"]
+    command = ["make", "quick", f"PYTHON={find_python(python)}", f"ARGS={' '.join(options)}"]
     return subprocess.run(command, cwd=copy).returncode
 
 

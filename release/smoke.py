@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import klamm
@@ -40,6 +41,8 @@ def main() -> None:
         if importlib.util.find_spec("typer"):
             try_command_line()
             try_server(f"{temporary}/events")
+            if importlib.util.find_spec("uvicorn"):
+                try_console(f"{temporary}/events")
         else:
             try_without_extra()
         if importlib.util.find_spec("pytest"):
@@ -105,6 +108,31 @@ def try_server(path: str) -> None:
         errors = server.communicate(timeout=60)[1]
     assert server.returncode == 0, errors
     say("klamm serve, with kcat" if kcat else "klamm serve starts and stops; kcat is not installed")
+
+
+def try_console(path: str) -> None:
+    """Start `klamm console`, and fetch its first page, and the style and the script that this names."""
+    console = subprocess.Popen(
+        [*KLAMM, "console", path, "--port", "0"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert console.stdout is not None
+        line = console.stdout.readline()
+        address = re.search(r" at (http://\S+?)/?$", line)
+        assert address, f"{line!r}; {console.communicate(timeout=60)[1]}"
+        with urllib.request.urlopen(f"{address[1]}/", timeout=60) as page:
+            text = page.read().decode()
+        assert "orders" in text, text[:2000]
+        files = set(re.findall(r'(?:href|src)="(/static/[^"]+)"', text))
+        assert len(files) >= 2, text[:2000]
+        for name in sorted(files):
+            with urllib.request.urlopen(f"{address[1]}{name}", timeout=60) as file:
+                assert file.read(), name
+    finally:
+        console.send_signal(signal.SIGTERM)
+        errors = console.communicate(timeout=60)[1]
+    assert console.returncode == 0, errors
+    say(f"klamm console: its first page, and {len(files)} files that this names")
 
 
 def try_fixture(folder: Path) -> None:

@@ -420,7 +420,7 @@ def test_what_a_killed_deleter_left_is_swept(store: klamm.Store, path: Path) -> 
         assert len(os.listdir(path / "topics")) == 1 and values(again) == [b"new"]
 
 
-# Looking up, forgetting, keeping house
+# Looking up, forgetting, maintenance
 
 
 def test_offset_at_finds_the_first_record_of_a_time(store: klamm.Store) -> None:

@@ -339,6 +339,15 @@ def test_tab_completion_shows_nothing_that_is_not_on_the_page(store: klamm.Store
         assert completed == shown, type(thing).__name__
 
 
+@pytest.mark.parametrize("package", [klamm, aio])
+def test_a_public_class_shows_nothing_that_is_not_on_the_page(package: Any) -> None:
+    inherited = {name for base in (list, tuple, dict) for name in dir(base)}
+    classes = [thing for name in package.__all__ if inspect.isclass(thing := getattr(package, name))]
+    assert len(classes) > 8
+    shown = [(each, name) for each in classes if not issubclass(each, Exception) for name in dir(each)]
+    assert [each for each in shown if each[1] not in OURS | inherited and not each[1].startswith("_")] == []
+
+
 @pytest.mark.parametrize("name", ["klamm", "klamm.aio", "klamm.testing", "klamm.spark", "klamm.spark.pipelines"])
 def test_a_package_shows_its_public_names_and_no_others(name: str) -> None:
     if name.startswith("klamm.spark"):

@@ -32,6 +32,8 @@ def make_wheel(path: Path, leave_out: str = "", **more: bytes) -> Path:
     """Write a wheel with empty files that has all that a wheel must have, but for `leave_out`."""
     modules = [source.relative_to(ROOT / "src").with_suffix("") for source in (ROOT / "src").rglob("*.pyx")]
     names = ["klamm/py.typed", "pytest_klamm/py.typed", "klamm-1.dist-info/licenses/LICENSE"]
+    names += [f"klamm/console/static/{path.name}" for path in (ROOT / "src/klamm/console/static").iterdir()]
+    names += ["klamm/spark/pipelines/quality_page.html"]
     names += [f"{module}.{suffix}" for module in modules for suffix in ("cpython-311-x86_64-linux-gnu.so", "pyi")]
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
@@ -44,7 +46,7 @@ def make_wheel(path: Path, leave_out: str = "", **more: bytes) -> Path:
 
 def test_a_wheel_with_everything_in_it_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("build_wheels").check_contents(make_wheel(tmp_path / "klamm.whl"))
-    assert "klamm.whl: 15 files" in capsys.readouterr().out
+    assert "klamm.whl: 21 files" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,9 @@ def test_a_wheel_with_everything_in_it_passes(tmp_path: Path, capsys: pytest.Cap
         ("log/_head.cpython", {}, "lacks the native module klamm/log/_head"),
         ("log/_head.pyi", {}, r"lacks the stub klamm/log/_head\.pyi"),
         ("klamm/py.typed", {}, r"lacks klamm/py\.typed"),
-        ("LICENSE", {}, "lacks .dist-info/licenses/LICENSE"),
+        ("console.js", {}, r"lacks klamm/console/static/console\.js"),
+        ("quality_page", {}, r"lacks klamm/spark/pipelines/quality_page\.html"),
+        ("licenses/LICENSE", {}, "lacks .dist-info/licenses/LICENSE"),
     ],
 )
 def test_a_wheel_that_lacks_something_is_not_made(
@@ -102,6 +106,29 @@ def test_the_matrix_names_a_python_that_it_cannot_use(tmp_path: Path, capsys: py
     ]
     assert lines[3].startswith("matrix: nothing ran")
     assert matrix.usable_version(sys.executable) == f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def test_the_matrix_finds_the_newest_python_that_pyenv_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "shims"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    folders = {version: tmp_path / "versions" / version / "bin" for version in ("3.98.9", "3.98.10", "3.9.1", "3.97.0")}
+    for version, folder in {**folders, "3.98.0": tmp_path / "shims"}.items():
+        program = folder / f"python{version.rpartition('.')[0]}"
+        program.parent.mkdir(parents=True)
+        program.touch(0o755)
+    find_python = script("run_matrix").find_python
+    assert find_python("python3.98") == str(tmp_path / "versions" / "3.98.10" / "bin" / "python3.98")
+    assert find_python("python3.99") is None
+
+
+def test_a_wheel_for_another_python_is_not_run_on_debian_s(tmp_path: Path) -> None:
+    wheel = tmp_path / "klamm-1-cp312-cp312-manylinux_2_28_aarch64.whl"
+    wheel.touch()
+    ended = subprocess.run([ROOT / "release" / "emulated.sh", "aarch64", wheel], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (
+        3,
+        f"{wheel.name} is for another Python than 3.11, which is the only one that Debian has for aarch64\n",
+    )
 
 
 def test_the_sdist_has_every_file_and_folder_at_the_top() -> None:

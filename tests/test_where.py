@@ -18,7 +18,7 @@ from klamm.client.consume.tail import topic_history
 from klamm.errors import InvalidSetting
 from klamm.times import to_ms
 from klamm.types import Position, TopicPartition
-from klamm.where import Where, last
+from klamm.where import Where, fixed, is_named, last, topics_of
 
 INT64 = 2**63 - 1
 
@@ -140,19 +140,19 @@ def test_a_long_number_as_text_is_refused_with_both_ways_to_write_it() -> None:
 
 
 def test_positions_say_which_partitions_they_name() -> None:
-    assert Where({("orders", 0): 1, ("users", 2): 3, ("orders", 1): 1}).topics() == {"orders": [0, 1], "users": [2]}
-    assert Where({0: 1}).topics() is None
-    assert Where("earliest").topics() is None
-    assert Where({0: 1}).names("orders", 0)
-    assert not Where({0: 1}).names("orders", 1)
-    assert not Where({("users", 0): 1}).names("orders", 0)
-    assert not Where(5).names("orders", 0)
+    assert topics_of(Where({("orders", 0): 1, ("users", 2): 3, ("orders", 1): 1})) == {"orders": [0, 1], "users": [2]}
+    assert topics_of(Where({0: 1})) is None
+    assert topics_of(Where("earliest")) is None
+    assert is_named(Where({0: 1}), "orders", 0)
+    assert not is_named(Where({0: 1}), "orders", 1)
+    assert not is_named(Where({("users", 0): 1}), "orders", 0)
+    assert not is_named(Where(5), "orders", 0)
 
 
 def test_a_duration_ago_is_fixed_once() -> None:
-    assert Where("1h").at(7_200_000) == Where(("timestamp", 3_600_000))
-    assert Where("3h").at(7_200_000) == Where(datetime(1969, 12, 31, 23, tzinfo=UTC))
-    assert Where(5).at(7_200_000) == Where(5)
+    assert fixed(Where("1h"), 7_200_000) == Where(("timestamp", 3_600_000))
+    assert fixed(Where("3h"), 7_200_000) == Where(datetime(1969, 12, 31, 23, tzinfo=UTC))
+    assert fixed(Where(5), 7_200_000) == Where(5)
 
 
 # ---- at every door

@@ -233,8 +233,10 @@ class CorruptBatch(LogError):
 class OffsetOutOfRange(LogError):
     """The log has records from `start` up to, but not including, `end`."""
 
-    def __init__(self, message: str, *, offset: int, start: int, end: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, *, offset: int, start: int, end: int, hint: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
         self.offset = offset
         self.start = start
         self.end = end

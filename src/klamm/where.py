@@ -13,7 +13,7 @@ groups and the command line.
 
 `str` of a Where is its text, which makes an equal Where again. A datetime has a time zone; text without one is local
 time. A number of more than 11 digits is refused as text: it might be an offset or milliseconds. The moment that a
-timedelta means is fixed by `at`, when a door is opened.
+timedelta means is `fixed` when a door is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,22 @@ from klamm.types import Position, TopicPartition
 if TYPE_CHECKING:
     from klamm.log.partition import Ends, Partition
 
-__all__ = ["Where", "WhereLike", "checked_position", "last", "range_in", "resume_at"]
+__all__ = [
+    "Where",
+    "WhereLike",
+    "checked_position",
+    "fixed",
+    "is_named",
+    "is_positions",
+    "last",
+    "offset_between",
+    "offset_in",
+    "position_in",
+    "range_in",
+    "resume_at",
+    "time_of",
+    "topics_of",
+]
 
 _EXPECTED = (
     "expected 'earliest', 'latest', an offset, a time ('2026-11-15T10:00Z'), how long ago ('1h30m'), 'last 10' or "
@@ -141,94 +156,6 @@ class Where:
     def __hash__(self) -> int:
         return hash((self._kind, self._number, frozenset(self._positions.items())))
 
-    # ---- in a partition
-
-    @property
-    def is_positions(self) -> bool:
-        """Whether it is a position for each partition that it names, and says nothing of others."""
-        return self._kind == "positions"
-
-    def names(self, topic: str, partition: int) -> bool:
-        """Return whether it is positions, and the partition is among them."""
-        return self._named(topic, partition) is not None
-
-    def topics(self) -> dict[str, list[int]] | None:
-        """Return the partitions of each topic that positions name; None if it does not name topics."""
-        named: dict[str, list[int]] = {}
-        for key in self._positions:
-            if isinstance(key, int):
-                return None
-            named.setdefault(key[0], []).append(key[1])
-        return named or None
-
-    def at(self, now_ms: int) -> Where:
-        """Return the same with the moment fixed that a duration means: that long before `now_ms`."""
-        if self._kind != "ago":
-            return self
-        return Where(from_ms(max(_YEAR_1_MS, now_ms - self._number)))
-
-    @property
-    def time_ms(self) -> int | None:
-        """The time, in milliseconds since 1970; None if it is not a time."""
-        return self._number if self._kind == "time" else None
-
-    def offset_in(self, partition: Partition, *, end: int, default: int) -> int:
-        """Return its offset in `partition`, in the log or not.
-
-        `end` is where the log ends for the caller; `default` is for a partition that positions do not name.
-        """
-        match self._kind:
-            case "positions":
-                stored = self._named(partition.topic, partition.number)
-                return default if stored is None else resume_at(partition, stored).offset
-            case "offset":
-                return self._number
-            case "latest":
-                return end
-            case "last":
-                return max(partition.ends().start, end - self._number)
-            case "earliest":
-                return partition.ends().start
-            case _:
-                time_ms = self.at(partition.now_ms()).time_ms
-                assert time_ms is not None
-                found = partition.offset_at(time_ms)
-                return end if found is None else found
-
-    def position_in(self, partition: Partition, *, is_new: bool = False) -> Position:
-        """Return where a consumer starts in `partition`; with positions, the earliest where they do not name it.
-
-        `is_new`: the partition was added after the consumer was made. It is read from its first record on, unless a
-        time or a position says otherwise: nothing that was appended since is left out.
-        """
-        stored = self._named(partition.topic, partition.number)
-        if stored is not None:
-            return resume_at(partition, stored)
-        ends = partition.ends()
-        if is_new and self._kind not in ("time", "ago"):
-            return _position(ends.start, ends)
-        offset = self.offset_in(partition, end=ends.end, default=ends.start)
-        return Position(offset) if self._kind == "offset" else _position(offset, ends)
-
-    def offset_between(self, name: TopicPartition, start: int, end: int) -> int:
-        """Return its offset in a log elsewhere, of which only the ends are known. Not for a time."""
-        stored = self._named(*name)
-        if stored is not None:
-            return stored.offset
-        match self._kind:
-            case "offset":
-                return self._number
-            case "latest":
-                return end
-            case "last":
-                return max(start, end - self._number)
-            case _:
-                assert self.time_ms is None
-                return start
-
-    def _named(self, topic: str, partition: int) -> Position | None:
-        return self._positions.get((topic, partition), self._positions.get(partition))
-
 
 WhereLike: TypeAlias = (
     Where
@@ -249,6 +176,102 @@ def last(n: int) -> Where:
     return Where(("last", n))
 
 
+# ---- in a partition: functions, so that an editor shows no more of a Where than its users need
+
+
+def is_positions(where: Where) -> bool:
+    """Return whether it is a position for each partition that it names, and says nothing of others."""
+    return where._kind == "positions"
+
+
+def is_named(where: Where, topic: str, partition: int) -> bool:
+    """Return whether it is positions, and the partition is among them."""
+    return _named(where, topic, partition) is not None
+
+
+def topics_of(where: Where) -> dict[str, list[int]] | None:
+    """Return the partitions of each topic that positions name; None if it does not name topics."""
+    named: dict[str, list[int]] = {}
+    for key in where._positions:
+        if isinstance(key, int):
+            return None
+        named.setdefault(key[0], []).append(key[1])
+    return named or None
+
+
+def fixed(where: Where, now_ms: int) -> Where:
+    """Return the same with the moment fixed that a duration means: that long before `now_ms`."""
+    if where._kind != "ago":
+        return where
+    return Where(from_ms(max(_YEAR_1_MS, now_ms - where._number)))
+
+
+def time_of(where: Where) -> int | None:
+    """Return its time, in milliseconds since 1970; None if it is not a time."""
+    return where._number if where._kind == "time" else None
+
+
+def offset_in(where: Where, partition: Partition, *, end: int, default: int) -> int:
+    """Return its offset in `partition`, in the log or not.
+
+    `end` is where the log ends for the caller; `default` is for a partition that positions do not name.
+    """
+    match where._kind:
+        case "positions":
+            stored = _named(where, partition.topic, partition.number)
+            return default if stored is None else resume_at(partition, stored).offset
+        case "offset":
+            return where._number
+        case "latest":
+            return end
+        case "last":
+            return max(partition.ends().start, end - where._number)
+        case "earliest":
+            return partition.ends().start
+        case _:
+            time_ms = time_of(fixed(where, partition.now_ms()))
+            assert time_ms is not None
+            found = partition.offset_at(time_ms)
+            return end if found is None else found
+
+
+def position_in(where: Where, partition: Partition, *, is_new: bool = False) -> Position:
+    """Return where a consumer starts in `partition`; with positions, the earliest where they do not name it.
+
+    `is_new`: the partition was added after the consumer was made. It is read from its first record on, unless a time or
+    a position says otherwise: nothing that was appended since is left out.
+    """
+    stored = _named(where, partition.topic, partition.number)
+    if stored is not None:
+        return resume_at(partition, stored)
+    ends = partition.ends()
+    if is_new and where._kind not in ("time", "ago"):
+        return _position(ends.start, ends)
+    offset = offset_in(where, partition, end=ends.end, default=ends.start)
+    return Position(offset) if where._kind == "offset" else _position(offset, ends)
+
+
+def offset_between(where: Where, name: TopicPartition, start: int, end: int) -> int:
+    """Return its offset in a log elsewhere, of which only the ends are known. Not for a time."""
+    stored = _named(where, *name)
+    if stored is not None:
+        return stored.offset
+    match where._kind:
+        case "offset":
+            return where._number
+        case "latest":
+            return end
+        case "last":
+            return max(start, end - where._number)
+        case _:
+            assert time_of(where) is None
+            return start
+
+
+def _named(where: Where, topic: str, partition: int) -> Position | None:
+    return where._positions.get((topic, partition), where._positions.get(partition))
+
+
 def range_in(partition: Partition, start: Where, end: Where, *, committed: bool = True, clamp: bool = False) -> range:
     """Return the offsets of `partition` from `start` up to, but not including, `end`, as they are now.
 
@@ -257,8 +280,8 @@ def range_in(partition: Partition, start: Where, end: Where, *, committed: bool 
     """
     ends = partition.ends()
     readable = ends.stable if committed else ends.end
-    first = start.offset_in(partition, end=readable, default=ends.start)
-    stop = end.offset_in(partition, end=readable, default=readable)
+    first = offset_in(start, partition, end=readable, default=ends.start)
+    stop = offset_in(end, partition, end=readable, default=readable)
     if clamp:
         first = min(max(first, ends.start), ends.end)
     if not ends.start <= first <= ends.end:

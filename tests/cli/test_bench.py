@@ -37,7 +37,7 @@ def test_a_store_keeps_what_it_had_and_nothing_else(cli: Cli, store: klamm.Store
 
 
 def test_the_time_is_up_before_the_records_are(cli: Cli, store: klamm.Store) -> None:
-    (row,) = cli("bench", "-n", 10**12, "--seconds", 0.2, "--consumers", 0).rows
+    (row,) = cli("bench", "-n", 10**12, "--seconds", "200ms", "--consumers", 0).rows
     assert 0 < row["records"] < 10**12
 
 
@@ -81,6 +81,8 @@ def test_a_store_that_is_served_is_used_by_commands_at_the_same_time(cli: Cli, h
         (["http://localhost"], 2, "is neither a directory nor kafka://host:port"),
         (["--topic", "nothing"], 1, "nothing"),
         (["--size", "7"], 2, "--size"),
+        (["--seconds", "soon"], 2, "--seconds: 'soon' is invalid (expected a duration: 500ms, 90s, 15m, 2h)"),
+        (["--seconds", "99ms"], 2, "--seconds: '99ms' is invalid (expected at least 100ms)"),
     ],
 )
 def test_what_cannot_be_measured_is_said(

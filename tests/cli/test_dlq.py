@@ -41,7 +41,10 @@ def test_redrive_sends_back_once_and_asks_first(cli: Cli, letters: klamm.Store) 
     assert cli("dlq", "redrive", "orders.dlq", "--limit", 1, "--yes").rows == [{"topic": "orders.dlq", "redriven": 1}]
     assert len(cli("dlq", "list", "orders.dlq").rows) == 2
     assert cli("dlq", "redrive", "orders.dlq", "-y").rows == [{"topic": "orders.dlq", "redriven": 2}]
-    assert cli("dlq", "redrive", "orders.dlq", "-y").err == "no dead letters in orders.dlq\n"
+    nothing = cli("dlq", "redrive", "orders.dlq", "-y")
+    assert nothing.err == "no dead letters in orders.dlq\n" and nothing.rows == [{"topic": "orders.dlq", "redriven": 0}]
+    assert cli("dlq", "redrive", "orders.dlq", "-y", "-o", "table").out == b""
+    assert cli("dlq", "redrive", "orders.dlq", "--dry-run").rows == []
     values = [row["value"] for row in cli("tail", "orders", "--from", 4).rows]
     assert values[:2] == ["one", "0"] and len(values) == 3
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.batch import crc32c
 from tests.cli.conftest import Cli
 
 T0 = 1_700_000_000_000
@@ -101,6 +102,23 @@ def test_damage_is_shown_where_it_is_and_ends_with_3(cli: Cli, home: Path, order
     assert damage["position"] == first["bytes"] and f"up to byte {last['position']}" in damage["damaged"]
     copy.write_bytes(segment(home).read_bytes()[:-5])
     assert "incomplete" in cli("inspect", copy, code=3).rows[-1]["damaged"]
+
+
+def test_records_that_cannot_be_decoded_are_damage_although_the_crc_is_right(
+    cli: Cli, home: Path, orders: klamm.Store, tmp_path: Path
+) -> None:
+    orders.append("orders", b"value")
+    orders.append("orders", b"later")
+    copy = tmp_path / segment(home).name
+    data = bytearray(segment(home).read_bytes())
+    size = cli("inspect", segment(home)).rows[0]["bytes"]
+    data[61] ^= 0x7F  # the length of the first record
+    data[17:21] = crc32c(data[21:size]).to_bytes(4, "big")
+    copy.write_bytes(data)
+    assert len(cli("inspect", copy).rows) == 2
+    batch, damage, _, later = cli("inspect", copy, "--records", code=3).rows
+    assert damage["position"] == batch["position"] == 0 and damage["damaged"].startswith("DAMAGED: ")
+    assert later["value"] == "later"
 
 
 def test_blocks_that_were_allocated_ahead_are_no_damage(cli: Cli, home: Path, orders: klamm.Store) -> None:

@@ -41,7 +41,9 @@ def test_damage_ends_check_with_3_and_says_where(cli: Cli, home: Path, damaged: 
 
 
 def test_repair_asks_first_and_then_all_is_well(cli: Cli, home: Path, damaged: Path) -> None:
-    assert "would be repaired: torn tails and damaged batches moved aside" in cli("check", "--repair", code=2).err
+    question = cli("check", "--repair", code=2).err
+    assert "would be repaired: torn tails and damaged batches moved aside" in question
+    assert "made again, without settings, offsets of groups, numbers of writers, users, ACLs, quotas" in question
     cli("check", code=3)
     *breaches, summary = cli("check", "--repair", "--yes").rows
     assert summary["ok"] and all(each["repaired"] for each in breaches) and breaches

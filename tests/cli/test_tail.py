@@ -11,6 +11,7 @@ import pytest
 
 import klamm
 from klamm.batch import Record
+from klamm.cli.hints import HINTS
 from klamm.cli.records import Filter, Format
 from tests.cli.conftest import Cli
 from tests.procs import PATIENCE, until
@@ -122,6 +123,19 @@ def test_a_group_starts_at_its_committed_offsets_and_nowhere_else(
     cli: Cli, orders: klamm.Store, options: list[str]
 ) -> None:
     assert "--group starts at its committed offsets" in cli("tail", "orders", "--group", "g", *options, code=2).err
+
+
+def test_a_group_whose_offset_is_missing_goes_on_where_it_is_told(cli: Cli, orders: klamm.Store) -> None:
+    orders.groups.reset("g", ["orders"], to=3)
+    orders["orders"].delete_records({0: 6})
+    assert f"offset 3 is not in [6, 20) ({HINTS['offset_gone']})" in cli("tail", "orders", "--group", "g", code=1).err
+    assert values(cli, "--group", "g", "--auto-offset-reset", "latest") == []
+    assert values(cli, "--group", "g", "--auto-offset-reset", "earliest") == [*range(6, 20)]
+    told = cli("tail", "orders", "--group", "new", "--auto-offset-reset", "error", code=1).err
+    assert f"has no offset for orders/0 ({HINTS['no_offset']})" in told
+    assert "'newest' is invalid" in cli("tail", "orders", "--group", "g", "--auto-offset-reset", "newest", code=2).err
+    told = cli("tail", "orders", "--auto-offset-reset", "latest", code=2).err
+    assert "--auto-offset-reset goes with --group (--from says where to start without one)" in told
 
 
 def test_what_is_no_position_is_refused(cli: Cli, orders: klamm.Store) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.cli.hints import HINTS
 from tests.cli.conftest import Cli
 from tests.procs import PATIENCE, until
 
@@ -183,6 +184,17 @@ def test_with_wait_it_ends_when_all_is_done(app: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["done"] == 10 and lag(app) == 0
     assert "INFO    charging b'3' logger=app" in " ".join(text_of(err)).replace('"', "")
+
+
+def test_an_offset_that_is_gone_is_an_error_unless_it_says_where_to_go_on(app: Path) -> None:
+    with klamm.open(app / "events") as store:
+        store.groups.reset("billing", ["orders"], to=0)
+        ends = {part.number: part.end for part in store.topics.describe("orders").partitions}
+        store["orders"].delete_records(dict.fromkeys(ends, 1))
+    code, _, err = worked(app, "app:charge", "orders", "--wait", "0s")
+    assert code == 1 and "offset 0 is not in [1, " in err and HINTS["offset_gone"] in err.splitlines()[-1]
+    code, out, err = worked(app, "app:charge", "orders", "--wait", "0s", "--auto-offset-reset", "earliest")
+    assert code == 0 and json.loads(out)["done"] == 8 and lag(app) == 0, err
 
 
 def test_a_serde_makes_the_values(app: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from klamm.batch import BAD_RAISE, BAD_SKIP, Record
-from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
+from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVersions
 from klamm.client.consume.record_format import converted
 from klamm.errors import StoreBusy, StoreError
 from klamm.types import Position, TopicPartition
@@ -53,6 +53,8 @@ class MemoryEngine:
     """See klamm.client.consume.read_engine.ReadEngine."""
 
     def __init__(self, log: MemoryLog, read_format: ReadFormat, *, chunk: int = 8, turn_s: float = TURN_S) -> None:
+        self.seen = SeenVersions()
+        self.is_waiting = False
         self._log = log
         self._format = read_format
         self._chunk_records = chunk
@@ -136,7 +138,9 @@ class MemoryEngine:
     def _wait(self, deadline: float | None) -> bool:
         with self._log.changed:
             if self._interrupts == self._answered and not self.is_closed and not self._has_records():
+                self.is_waiting = True
                 self._log.changed.wait(None if deadline is None else max(0, deadline - time.monotonic()))
+                self.is_waiting = False
             if self._interrupts != self._answered:
                 self._answered = self._interrupts
                 return False
@@ -156,6 +160,9 @@ class MemoryEngine:
 
     def positions(self) -> dict[TopicPartition, Position]:
         return {name: cursor.handed.position for name, cursor in self._cursors.items()}
+
+    def reads(self, name: TopicPartition, partition: object) -> bool:
+        return name in self._cursors
 
     # ---- what is read
 

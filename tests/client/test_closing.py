@@ -17,10 +17,17 @@ import pytest
 import klamm
 import klamm.aio
 from klamm.client.consume.consumer import session_of
+from klamm.client.consume.log_engine import LogEngine
 from tests.crash.cases import seed_of
 from tests.procs import PATIENCE, until
 
 CLOSES = 60
+
+
+def has_open_files(consumer: klamm.Consumer) -> bool:
+    engine = session_of(consumer).engine
+    assert isinstance(engine, LogEngine)
+    return any(cursor.reader.is_open for cursor in engine._cursors.values())
 
 
 @pytest.fixture
@@ -150,7 +157,38 @@ def test_closing_returns_when_no_file_of_the_consumer_is_open(two_topics: klamm.
         with read_by_a_thread(consumer, []):
             time.sleep(dice.random() * 0.005)
             consumer.close()
-            assert not any(cursor.reader.is_open for cursor in session_of(consumer).engine._cursors.values())
+            assert not has_open_files(consumer)
+
+
+def test_a_second_thread_that_closes_a_consumer_returns_when_it_is_closed(store: klamm.Store) -> None:
+    store.topics.create("orders")
+    store.append("orders", b"x", acks=1)
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        entered.set()
+        assert go.wait(PATIENCE)
+
+    consumer = store.consumer("orders", group="g", on_revoked=hold)
+    assert consumer.poll(timeout=PATIENCE)
+    states: list[tuple[bool, bool]] = []
+
+    def close() -> None:
+        consumer.close()
+        states.append((session_of(consumer).is_closed, has_open_files(consumer)))
+
+    closers = [threading.Thread(target=close, daemon=True) for _ in range(2)]
+    try:
+        for closer in closers:
+            closer.start()
+            assert entered.wait(PATIENCE)
+        closers[1].join(0.05)
+        assert states == []
+    finally:
+        go.set()
+    for closer in closers:
+        closer.join(PATIENCE)
+    assert states == [(True, False)] * 2
 
 
 def test_a_poll_in_progress_ends_with_nothing_and_the_next_one_raises(store: klamm.Store) -> None:

@@ -343,6 +343,25 @@ def test_a_pipe_is_a_group_whose_name_says_what_it_joins(store: klamm.Store) -> 
         assert pipe.group == "pipe.orders.counts"
 
 
+@pytest.mark.parametrize(("policy", "expected"), [("earliest", [6, 7, 8, 9, 10]), ("latest", [10])])
+def test_a_pipe_whose_offset_is_gone_goes_on_where_it_is_told(
+    store: klamm.Store, policy: klamm.OffsetReset, expected: list[int]
+) -> None:
+    store.append_many("orders", [b"%d" % n for n in range(10)], partition=0, acks=1)
+    store.groups.reset("pipe.orders.invoices", ["orders"], to={("orders", 0): 3})
+    store["orders"].delete_records({0: 6})
+    gone = pytest.raises(klamm.OffsetOutOfRange, match="auto_offset_reset='earliest'")
+    with store.pipe("orders", same, to="invoices") as pipe, gone:
+        pipe.run(wait=0)
+    with store.pipe("orders", same, to="invoices", auto_offset_reset=policy) as pipe:
+        pipe.run(wait=0)
+        store.append("orders", b"10", partition=0, acks=1)
+        assert pipe.run(wait=0).records >= 1
+    assert numbers(store) == expected
+    with pytest.raises(klamm.InvalidSetting, match="auto_offset_reset"):
+        store.pipe("orders", same, to="invoices", auto_offset_reset="newest")  # type: ignore[arg-type]
+
+
 # ---- errors
 
 

@@ -1,4 +1,7 @@
-"""What a reading engine promises (E1 to E5 in read_engine.py), of the one that reads files and of one in memory."""
+"""What a reading engine promises (E1 to E5 in read_engine.py), of the one that reads files and of one in memory.
+
+tests/cluster/test_read_engine_contract.py has the same tests for the engine that reads a cluster.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import klamm
 from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES
 from klamm.client.consume.log_engine import LogEngine
 from klamm.client.consume.read_engine import ReadEngine, ReadFormat, Records
+from klamm.cluster.cluster_engine import ClusterEngine
 from klamm.disk import _os
 from klamm.errors import StoreBusy, StoreError
 from klamm.types import Position, TopicPartition
@@ -579,6 +583,6 @@ def test_few_files_are_open_at_the_same_time(tmp_path: Path) -> None:
         assert open_readers(engine) == 0
 
 
-def test_a_second_implementation_is_one_too() -> None:
-    engines: list[Callable[..., ReadEngine]] = [LogEngine, MemoryEngine]  # for mypy
-    assert len(engines) == 2
+def test_every_implementation_is_one() -> None:
+    engines: list[Callable[..., ReadEngine]] = [LogEngine, MemoryEngine, ClusterEngine]  # for mypy
+    assert len(engines) == 3

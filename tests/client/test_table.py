@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -381,6 +382,20 @@ def test_a_damaged_table_is_rebuilt(store: klamm.Store, kind: str, caplog: pytes
     with store.table("users") as users:
         assert len(users) == 100 and read_by(users) == 100
     assert "rebuilding the table" in caplog.text
+
+
+def test_a_table_of_a_newer_klamm_is_refused_and_left_as_it_is(store: klamm.Store) -> None:
+    store.topics.create("users")
+    put(store, {b"a": b"1"})
+    newer = patch.object(rocksdb, "_FORMAT", b"2")
+    with newer, store.table("users") as users:
+        assert len(users) == 1
+    with pytest.raises(klamm.NewerFormat, match=r"/1: the table has format 2, this Klamm knows formats up to 1"):
+        store.table("users")
+    with newer, store.table("users") as users:
+        assert len(users) == 1 and read_by(users) == 0
+        with pytest.raises(klamm.NewerFormat), patch.object(rocksdb, "_FORMAT", b"1"):
+            rocksdb.open_follower(str(directory_of(store) / "1"))
 
 
 def test_a_removed_table_is_made_anew(store: klamm.Store) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import klamm
 from klamm.client.consume.consumer import session_of
+from klamm.client.consume.log_engine import LogEngine
 from klamm.errors import Aborted, CommitGap, GroupError, NotOwner, TransactionError
 from klamm.store.groups import OffsetRow
 from tests.client.conftest import values_in
@@ -193,7 +194,9 @@ def test_a_consumer_that_cannot_go_back_at_once_does_so_before_it_reads_on(store
         store.consumer("orders", group="a", wait=0, serde=(None, value_of)) as first,
         store.consumer("orders", group="b", wait=0) as second,
     ):
-        session_of(first).engine._turn_s = 0.05
+        engine = session_of(first).engine
+        assert isinstance(engine, LogEngine)
+        engine._turn_s = 0.05
         tx = store.transaction(consumers=(first, second))
         assert (first.poll(3).begin, second.poll(3).begin) == (0, 0)
         other = threading.Thread(target=lambda: first.poll(3))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+import signal
+from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +75,35 @@ def test_a_full_disk_refuses_appends_and_kills_nobody(disk: Disk) -> None:
         with store.consumer("t", wait=0) as consumer:
             assert sum(1 for _ in consumer) == PARTITIONS + 1 + taken
         store.append("t", b"there is room", partition=0)
+
+
+def test_blocks_ahead_of_a_writer_that_is_killed_on_a_full_disk_are_no_records(disk: Disk) -> None:
+    path = disk.path / "store"
+    done = memoryview(mmap.mmap(-1, 16)).cast("q")  # records that were acknowledged, bytes ahead of them
+
+    def append_and_die() -> None:
+        store = klamm.open(path)
+        store.topics.create("t")
+        for number in range(10):
+            store.append("t", b"%d" % number * 20_000)
+        (log,) = path.glob("topics/t-*/0/*.log")
+        done[:] = memoryview(array("q", [10, os.path.getsize(log) - store.topics.describe("t").size]))
+        take_all(disk.ballast)
+        with suppress(DiskFull):
+            while True:
+                store.append("t", b"." * 20_000)
+                done[0] += 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with children() as start:
+        assert start(append_and_die).ended() == signal.SIGKILL
+    disk.ballast.unlink()
+    assert (done[1] > 0) is (files.filesystem_of(str(disk.path)) in ("ext4", "xfs"))
+    with klamm.open(path) as store:
+        assert store.append("t", b"there is room") == done[0]
+        with store.consumer("t", wait=0) as consumer:
+            assert sum(1 for _ in consumer) == done[0] + 1
+        assert store.check().ok
 
 
 def test_on_btrfs_a_store_needs_a_directory_whose_files_are_not_copied(tmp_path: Path) -> None:

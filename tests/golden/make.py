@@ -1,9 +1,13 @@
-"""Make the golden store of today's format: stores as they were written then are opened by every later Klamm.
+"""Make the golden stores of today's format: stores as they were written then are opened by every later Klamm.
 
     python -m tests.golden.make
 
-writes tests/golden/<format>.tar.xz, once for each format of klamm.db and `heads`, and never again. In it: a store that
-has been used in all ways that leave something on disk, as a killed process left it, and what a reader finds in it.
+writes, once for each format of klamm.db and `heads`, and never again, as a killed process left them and with what a
+reader finds in them:
+
+    tests/golden/<format>.tar.xz            a store that has been used in all ways that leave something in its logs
+    tests/golden/<format>-server.tar.xz     one whose klamm.db has rows for a server: users, ACLs, quotas, transactions
+                                            of clients; and numbers of writers and lineage
 """
 
 from __future__ import annotations
@@ -14,18 +18,41 @@ import signal
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import klamm
+from klamm.kafka.error_codes import ErrorCode
 from klamm.log import head
+from klamm.store import once
+from klamm.store.acl import Acl, Operation, PatternType, Permission, ResourceType
+from klamm.store.acls import Acls
 from klamm.store.database import FORMAT_VERSION
+from klamm.store.joint_decision import Decision
+from klamm.store.once import WriterNumber
+from klamm.store.quotas import Quotas, make_entity
+from klamm.store.users import Users
+from tests.kafka import producing
 from tests.procs import Flag, children
 from tests.serving import serving
 
 HERE = Path(__file__).parent
 FOUND = "found.json"
 STORE = "store"
+SERVER = "-server"
+"""How the names end of stores with rows for a server."""
+NUMBERS = [
+    WriterNumber("job", "", 7, "seven"),
+    WriterNumber("job", "elsewhere", 8),
+    WriterNumber("query q", "topic t", 3, "offsets 0a1b records 17/2 run r", "where it ended"),
+]
+ACLS = [
+    Acl(ResourceType.TOPIC, "t", PatternType.LITERAL, "User:alice", "*", Operation.READ, Permission.ALLOW),
+    Acl(ResourceType.TOPIC, "secret.", PatternType.PREFIXED, "User:*", "::1", Operation.ALL, Permission.DENY),
+    Acl(ResourceType.GROUP, "*", PatternType.LITERAL, "User:bob", "10.0.0.7", Operation.DELETE, Permission.ALLOW),
+]
 
 
 def name_of_format() -> str:
@@ -95,6 +122,74 @@ def fill(path: Path) -> None:
                 producer.send("orders", f"sent {number}".encode(), key=f"{number}".encode())
 
 
+def rows_in(path: Path) -> dict[str, Any]:
+    """Return what a reader finds of a store that `fill_for_a_server` has made."""
+    with klamm.open(path) as store:
+        catalog = store._acquired().catalog
+        lineage = []
+        for partition in range(2):
+            with store.consumer({"t": [partition]}, wait=0, start="earliest") as read:
+                lineage += [[record.text, _lineage_of(store, record)] for record in read]
+        with catalog.database.reading() as execute:
+            numbers = [once.find(execute, each.writer, each.target) for each in NUMBERS]
+        return {
+            "users": [
+                [user, each.mechanism, each.iterations, each.fits("golden")]
+                for user, each in Users(catalog).credentials()
+            ],
+            "acls": [[part.name if isinstance(part, IntEnum) else part for part in acl] for acl in Acls(catalog).all()],
+            "quotas": [[dict(entity), values] for entity, values in Quotas(catalog).all().items()],
+            "numbers": [
+                [each.writer, each.target, each.number, each.fingerprint, each.note] for each in numbers if each
+            ],
+            "lineage": lineage,
+        }
+
+
+def _lineage_of(store: klamm.Store, record: klamm.Record) -> list[Any]:
+    found = store.lineage(record)
+    assert found is not None
+    inputs = [[each.group, each.topic, each.partition, each.start, each.end] for each in found.inputs]
+    outputs = [[each.topic, each.partition, each.start, each.end] for each in found.outputs]
+    return [found.producer_id, found.epoch, found.name, found.ended_ms, inputs, outputs]
+
+
+def fill_for_a_server(path: Path, written: Flag) -> None:
+    """Leave rows in every table that a server has, and two open transactions of clients."""
+    with klamm.open(path) as store:
+        catalog = store._acquired().catalog
+        store.topics.create("t", 3, settings={"retention.ms": "-1"})
+        store.alter({"lineage.retention.ms": 10**15})
+        Users(catalog).add("alice", "golden")
+        Users(catalog).add("bob", "golden", ["SCRAM-SHA-512"])
+        Acls(catalog).add(ACLS)
+        quotas = Quotas(catalog)
+        quotas.alter([(make_entity([("user", "alice"), ("client-id", None)]), {"producer_byte_rate": 1e6})])
+        quotas.alter([(make_entity([("ip", "10.0.0.7")]), {"connection_creation_rate": 5})])
+        store.topics.create("in", settings={"retention.ms": "-1"})
+        store.append_many("in", [b"0", b"1", b"2"])
+        for number in NUMBERS[:2]:
+            with store.consumer("in", group="embedded", wait=0) as consumer, consumer.transaction("mover") as tx:
+                batch = consumer.poll(max_records=1)
+                tx.once(number.writer, number.number, target=number.target, fingerprint=number.fingerprint)
+                tx.send("t", f"{number}".encode(), partition=0)
+                tx.commit_offsets(batch)
+        with producing.serving(store) as coordinator:
+            tasks = [producing.Client(store, coordinator, f"query q/t/{number}-0", bumps=True) for number in (0, 1)]
+            for partition, task in enumerate(tasks):
+                assert task.init() is task.send(partition, value=b"of a task") is ErrorCode.NONE
+            assert tasks[0].commit_offsets("wire", 2, 2) is ErrorCode.NONE
+            producers = {task.name: (task.producer_id, task.epoch) for task in tasks}
+            code, decided = coordinator.decide(Decision("query q", "query q/t/", producers, True, NUMBERS[2]))
+            assert code is ErrorCode.NONE and decided is not None and not decided.conflict
+            for name, bumps in (("billing", True), ("older", False)):
+                client = producing.Client(store, coordinator, name, bumps=bumps)
+                assert client.init() is client.send(2, value=b"open") is ErrorCode.NONE
+                assert client.commit_offsets("wire", 3, 2) is ErrorCode.NONE
+            written.up()
+            signal.pause()
+
+
 def fill_over_the_wire(path: Path, where: Path) -> None:
     from confluent_kafka import Consumer, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -137,26 +232,50 @@ def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
+class _Kind(NamedTuple):
+    fill: Callable[[Path, Path], None]
+    """The store, and a directory beside it."""
+    end: Callable[[Path, Flag], None]
+    """In a process that is killed once the flag is up."""
+    look: Callable[[Path], dict[str, Any]]
+
+
+def _fill_all(path: Path, scratch: Path) -> None:
+    fill(path)
+    fill_over_the_wire(path, scratch / "server")
+
+
+KINDS = {
+    "": _Kind(_fill_all, leave_a_transaction_open, found_in),
+    SERVER: _Kind(lambda path, scratch: None, fill_for_a_server, rows_in),
+}
+
+
 def main() -> None:
-    target = HERE / f"{name_of_format()}.tar.xz"
-    if target.exists():
-        sys.exit(f"{target} is there already: a golden store is made once")
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, STORE)
-        fill(path)
-        fill_over_the_wire(path, Path(scratch, "server"))
-        written = Flag(Path(scratch, "written"))
+    targets = {suffix: HERE / f"{name_of_format()}{suffix}.tar.xz" for suffix in KINDS}
+    missing = {suffix: target for suffix, target in targets.items() if not target.exists()}
+    if not missing:
+        sys.exit(f"{targets['']} is there already: a golden store is made once")
+    for suffix, target in missing.items():
+        make(KINDS[suffix], target)
+        print(target)
+
+
+def make(kind: _Kind, target: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        path, written = scratch / STORE, Flag(scratch / "written")
+        kind.fill(path, scratch)
         with children() as start:
-            child = start(lambda: leave_a_transaction_open(path, written))
+            child = start(lambda: kind.end(path, written))
             written.wait()
             child.kill()
-        copy, found = Path(scratch, "copy"), Path(scratch, FOUND)
+        copy, found = scratch / "copy", scratch / FOUND
         shutil.copytree(path, copy)
-        found.write_text(json.dumps(found_in(copy), indent=0))
+        found.write_text(json.dumps(kind.look(copy), indent=0))
         with tarfile.open(target, "w:xz") as archive:
             archive.add(path, STORE, filter=_of_nobody)
             archive.add(found, FOUND, filter=_of_nobody)
-    print(target)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def producer(address: str, **config: Any) -> Producer:
 
 
 def _dotted(config: dict[str, Any]) -> dict[str, Any]:
-    return {name if name.startswith("on_") else name.replace("_", "."): value for name, value in config.items()}
+    kept = ("on_", "throttle_cb")
+    return {name if name.startswith(kept) else name.replace("_", "."): value for name, value in config.items()}
 
 
 def produce(made: Producer, topic: str, records: Iterable[Written], partition: int = 0) -> list[Message]:

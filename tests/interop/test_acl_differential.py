@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from klamm.store.acl import Acl, AclFilter, Operation, PatternType, Permission, 
 from klamm.store.users import Users
 from tests.crash.cases import seed_of
 from tests.interop.brokers import Broker, fresh
-from tests.interop.kafka_broker import USERS
+from tests.interop.java_tools import need_kafka
+from tests.interop.kafka_broker import USERS, KafkaBroker
 from tests.interop.raw import Raw
 from tests.kafka.acl_requests import Request, World, ask, make_world, requests
 from tests.kafka.connect import served
@@ -151,7 +152,13 @@ class Pair:
 
 @pytest.fixture
 def pair(apache_broker: Broker, tmp_path: Path) -> Iterator[Pair]:
-    path = tmp_path / "events"
+    with paired(apache_broker, tmp_path / "events") as made:
+        yield made
+
+
+@contextmanager
+def paired(apache_broker: Broker | KafkaBroker, path: Path, **more: str) -> Iterator[Pair]:
+    """Both brokers, ours with `more` settings."""
     with klamm.open(path) as store:
         users = Users(store._acquired().catalog)
         for name, password in USERS.items():
@@ -162,6 +169,7 @@ def pair(apache_broker: Broker, tmp_path: Path) -> Iterator[Pair]:
         "sasl_enabled_mechanisms": "PLAIN",
         "authorizer_class_name": STANDARD_AUTHORIZER,
         "super_users": "User:ANONYMOUS",
+        **more,
     }
     with served(path, **settings) as server, ExitStack() as stack:
         endpoint = server.server.endpoints[1]
@@ -257,8 +265,27 @@ def test_rules_and_requests_of_every_api_get_the_same_codes_and_names(pair: Pair
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_rules_and_requests_for_long(pair: Pair) -> None:
+    run_cases(pair, float(os.environ.get("KLAMM_SOAK_SECONDS", "1800")))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_rules_and_requests_where_everyone_may_do_what_no_rule_is_about(tmp_path: Path) -> None:
+    """allow.everyone.if.no.acl.found: Kafka reads it when it starts, so this one is a broker of its own."""
+    need_kafka()
+    everyone = {"allow_everyone_if_no_acl_found": "true"}
+    kafka = KafkaBroker(is_guarded=True, **everyone)
+    try:
+        kafka.wait()
+        with paired(kafka, tmp_path / "events", **everyone) as pair:
+            run_cases(pair, float(os.environ.get("KLAMM_SOAK_SECONDS", "1800")) / 3)
+    finally:
+        kafka.stop()
+
+
+def run_cases(pair: Pair, seconds: float) -> None:
     seed = seed_of()
-    deadline = time.monotonic() + float(os.environ.get("KLAMM_SOAK_SECONDS", "1800"))
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         print(f"KLAMM_SEED={seed}", flush=True)
         run_case(pair, seed)

@@ -63,6 +63,8 @@ class LibsslRaw(Raw):
         _ssl.SSL_set_bio(self._tls, self._in, self._out)
         _ssl.SSL_set_connect_state(self._tls)
         self._plain = b""
+        self.received: list[bytes] = []
+        """All ciphertext that the server has sent."""
         while _ssl.SSL_do_handshake(self._tls) != 1:
             self._flush()
             self._receive_ciphertext()
@@ -119,4 +121,5 @@ class LibsslRaw(Raw):
         data = self._socket.recv(1 << 16)
         if not data:
             raise ConnectionEnded
+        self.received.append(data)
         _crypto.BIO_write(self._in, data, len(data))

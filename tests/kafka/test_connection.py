@@ -160,7 +160,9 @@ def test_many_requests_in_one_send_are_answered_in_order(raw: Raw) -> None:
     sender.join()
 
 
-def test_one_who_sends_thousands_does_not_keep_the_others_waiting(server: Served, raw: Raw) -> None:
+def test_one_who_sends_thousands_does_not_keep_the_others_waiting(
+    server: Served, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, handled = 300, list[object]()
     table = server.server.listener.admission.table
     supported = table[API_VERSIONS.key]
@@ -172,7 +174,7 @@ def test_one_who_sends_thousands_does_not_keep_the_others_waiting(server: Served
 
     may_go_on = threading.Event()
     with server.dial() as flood:
-        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
+        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
         server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
         flood.send_bytes(b"".join(versions(n) for n in range(count)))
         raw.send_bytes(versions(1))
@@ -432,7 +434,7 @@ def test_a_request_of_many_elements_is_decoded_by_a_thread(
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_a_client_whose_request_is_cancelled_does_not_wait_forever(
-    server: Served, raw: Raw, caplog: pytest.LogCaptureFixture, is_at_once: bool
+    server: Served, raw: Raw, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_at_once: bool
 ) -> None:
     """None should be, but of a client that is gone; whatever it is that a handler waits for, others are served."""
     table = server.server.listener.admission.table
@@ -447,13 +449,11 @@ def test_a_client_whose_request_is_cancelled_does_not_wait_forever(
         return None
 
     supported = table[API_VERSIONS.key]
-    server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
-    try:
+    with monkeypatch.context() as patch:
+        patch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
         raw.send_bytes(versions(1))
         with pytest.raises(ConnectionEnded):
             raw.receive()
-    finally:
-        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported))
     with server.dial() as other:
         assert other.ask(API_VERSIONS, 0).error_code == 0
     assert "ApiVersions v3 failed; the connection is closed" in caplog.text

@@ -77,6 +77,14 @@ def test_the_strictest_listener_is_the_one_where_clients_need_most(
     assert is_guarded(settings) is (expected.startswith("SASL") or client_auth == "required")
 
 
+@pytest.mark.parametrize("prefix", ["listener.name.internal.", "listener.name.sasl_ssl.", "listener_name_internal_"])
+def test_settings_of_one_listener_are_refused_with_what_to_do(prefix: str) -> None:
+    with pytest.raises(InvalidSetting, match="a listener has no settings of its own") as refused:
+        ServerSettings.of({f"{prefix}ssl.client.auth": "required"})
+    if prefix.endswith("."):
+        assert "set ssl.client.auth without listener.name" in str(refused.value.hint)
+
+
 def test_with_an_authorizer_strangers_have_the_rights_of_anonymous() -> None:
     settings = ServerSettings.of({"authorizer.class.name": STANDARD_AUTHORIZER})
     whys = {each: warning_about(Endpoint(each, each, "0.0.0.0", 1), settings) for each in PROTOCOLS}

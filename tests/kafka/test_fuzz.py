@@ -140,6 +140,7 @@ def test_no_frame_raises_before_a_login_or_after_it(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_no_frame_raises_for_an_hour_and_memory_stays_flat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(seed_of())
     until, sizes, number = time.monotonic() + SOAK_SECONDS, [], 0

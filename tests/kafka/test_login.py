@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -128,6 +131,7 @@ def test_what_is_recorded_of_a_login_cannot_be_sent_again(server: Served) -> Non
         choose(raw, "SCRAM-SHA-256")
         authenticate(raw, first)
         assert authenticate(raw, final).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert server.broker.metrics.logins == {("SCRAM-SHA-256", "success"): 1, ("SCRAM-SHA-256", "failure"): 1}
 
 
 def test_a_mechanism_that_is_not_enabled_is_refused_and_those_that_are_listed(store: klamm.Store, users: Users) -> None:
@@ -163,6 +167,41 @@ def test_clients_are_told_to_connect_to_the_listener_that_they_came_by(store: kl
         with Raw(f"127.0.0.1:{port}") as raw:
             (broker,) = raw.ask(METADATA, 12, topics=[]).brokers
             assert (broker.host, broker.port) == ("127.0.0.1", port)
+
+
+def test_no_log_of_a_session_has_a_password(store: klamm.Store, users: Users, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the server's log, at any level, nor the audit log, nor that of requests; in no form."""
+    settings: dict[str, Any] = {"audit_topic": "audit", "request_log_size": 100, "metrics": 0}
+    secrets = {"wonderland", "rabbit-hole", "won\0derland", "queen-of-hearts"}
+    described = []
+    with (
+        caplog.at_level(logging.DEBUG),
+        guarded(store.path, connection_failed_authentication_delay_ms=0, **settings) as server,
+    ):
+        log = server.server.listener.request_log
+        assert log is not None
+        for mechanism, password in itertools.product(MECHANISMS, ("wonderland", "rabbit-hole")):
+            with server.dial() as raw:
+                log_in(raw, "alice", password, mechanism)
+                described.append(server.call(log.describe))
+        for message in (plain("alice", "won\0derland"), plain("alice", "wonderland", "bob"), b"wonderland"):
+            with server.dial() as raw:
+                choose(raw, "PLAIN")
+                assert authenticate(raw, message).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        with server.dial() as raw:
+            log_in(raw, "alice", "wonderland")
+            change = _upsertion("carol", "queen-of-hearts")
+            assert _alter(raw, upsertions=[change]) == {"carol": 0}
+            described.append(server.call(log.describe))
+    with store.consumer("audit", start="earliest") as consumer:
+        events = [bytes(record.value) for record in consumer.poll(max_records=100, timeout=0)]
+    assert len(events) == 2 * len(MECHANISMS) + 3 + 1 + 1
+    logs = (caplog.text, repr(described), b"\n".join(events).decode())
+    assert all("alice" in each for each in logs[::2]) and "AlterUserScramCredentials" in logs[1]
+    hidden = {each.encode() for each in secrets} | {plain("alice", each) for each in secrets} | {change.salted_password}
+    for secret in hidden:
+        for form in (secret.hex(), base64.b64encode(secret).decode(), repr(secret)[2:-1]):
+            assert not any(form in each for each in logs), form
 
 
 # ---- before the login
@@ -356,7 +395,7 @@ def test_a_login_expires_and_can_be_renewed(store: klamm.Store, users: Users) ->
         log_in(other, "bob", "=,builder")
         server.advance(60)
         assert topics(raw) == ["orders"]
-        assert log_in(raw, "alice", "wonderland", "SCRAM-SHA-512").error_code == 0
+        assert log_in(raw, "alice", "wonderland").error_code == 0
         server.advance(60)  # more than the first login lasted
         assert topics(raw) == ["orders"]
         with pytest.raises(ConnectionEnded):
@@ -369,6 +408,21 @@ def test_a_connection_that_logs_in_again_stays_who_it_was(server: Served) -> Non
         log_in(raw, "alice", "wonderland")
         assert log_in(raw, "bob", "=,builder").error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert is_closed(raw)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+def test_a_connection_that_logs_in_again_does_so_by_the_same_mechanism(server: Served, mechanism: str) -> None:
+    """As in Kafka, and in its words."""
+    with server.dial() as raw:
+        log_in(raw, "alice", "wonderland")
+        response = log_in(raw, "alice", "wonderland", mechanism)
+        assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert response.error_message == (
+            f"SASL mechanism '{mechanism}' requested by client is not supported for re-authentication of mechanism"
+            " 'SCRAM-SHA-256'"
+        )
+        assert is_closed(raw)
+    assert server.broker.metrics.logins == {("SCRAM-SHA-256", "success"): 1, (mechanism, "failure"): 1}
 
 
 def test_a_user_that_is_removed_cannot_log_in_again(server: Served, users: Users) -> None:

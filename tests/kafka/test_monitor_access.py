@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.client
+import json
 import socket
 import ssl
 import threading
@@ -137,13 +138,38 @@ def test_a_port_that_others_can_read_is_warned_of(path: Path, caplog: pytest.Log
     sasl = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0"}
     for settings, is_warned in (
         ({"host": "127.0.0.1"}, False),
-        ({"host": "0.0.0.0", **sasl}, False),
+        ({"host": "127.0.0.1", **sasl}, False),
         ({"host": "0.0.0.0", **sasl, "metrics.security.protocol": "PLAINTEXT"}, True),
         ({"host": "0.0.0.0", "listeners": "PLAINTEXT://127.0.0.1:0"}, True),
     ):
         caplog.clear()
         asked(path, settings, lambda address: None)
         assert ("beyond this machine: there is no authentication" in caplog.text) is is_warned, settings
+    caplog.clear()
+    asked(path, {"host": "0.0.0.0", **sasl}, lambda address: None)
+    assert "beyond this machine: there is no encryption, so everyone on the way can read the passwords" in caplog.text
+
+
+def test_a_login_is_counted_and_in_the_audit_log(path: Path, authority: Authority) -> None:
+    """MON2: as one at a listener is."""
+    settings = secured(authority, "SASL_SSL", **{"audit.topic": "audit"})
+    context = authority.context()
+
+    async def act(service: Service) -> None:
+        for headers, status in ((basic("alice", "wonder:land"), 200), (basic("alice", "x"), 401)):
+            found = await asyncio.to_thread(get, service.metrics, "/metrics", headers, context)
+            assert found[0] == status
+        metrics = service.server.broker.metrics
+        await asyncio.to_thread(until, lambda: metrics.audit_events == 2, "both are in the log")
+        assert metrics.logins == {("PLAIN", "success"): 1, ("PLAIN", "failure"): 1}
+
+    with_service(path, act, **settings)
+    with klamm.open(path) as store, store.consumer("audit", start="earliest") as consumer:
+        events = [json.loads(record.value) for record in consumer.poll(timeout=0)]
+    assert [(each["class_uid"], each["user"]["name"], each["status_id"]) for each in events] == [
+        (3002, "alice", 1),
+        (3002, "alice", 2),
+    ]
 
 
 def test_with_an_authorizer_a_user_needs_describe_on_the_cluster(path: Path, authority: Authority) -> None:

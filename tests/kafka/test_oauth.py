@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import socket
 import ssl
 import threading
@@ -152,11 +153,45 @@ def test_a_message_that_is_not_one_of_oauthbearer_is_refused(message: bytes) -> 
         parse_bearer(message)
 
 
-def test_extensions_and_an_authorization_id_are_passed_over() -> None:
-    assert parse_bearer(b"n,a=alice,\x01auth=bearer a.b.c\x01logicalCluster=x\x01\x01") == "a.b.c"
+def test_extensions_are_passed_over() -> None:
+    assert parse_bearer(b"n,,\x01auth=bearer a.b.c\x01logicalCluster=x\x01\x01") == ("", "a.b.c")
+    assert parse_bearer(b"n,a=al=2Cice,\x01auth=Bearer a.b.c\x01\x01") == ("al,ice", "a.b.c")
 
 
 # ---- keys
+
+
+def publish_without_ids(issuer: Issuer, *names: str) -> None:
+    keys = [issuer.keys[name].as_dict(private=False) for name in names]
+    issuer.path.write_text(json.dumps({"keys": [{k: v for k, v in key.items() if k != "kid"} for key in keys]}))
+
+
+@pytest.mark.parametrize("kid", ["first", None])
+def test_keys_without_an_id_count_and_so_does_a_token_that_names_none(
+    issuer: Issuer, clock: Clock, kid: str | None
+) -> None:
+    """RFC 7517 leaves ids to the issuer; while keys are exchanged, there are two."""
+    issuer.add("second")
+    issuer.add("rsa", rsa=True)
+    publish_without_ids(issuer, "second", "rsa", "first")
+    tokens = tokens_of(issuer, clock)
+    for name, algorithm in (("first", "ES256"), ("second", "ES256"), ("rsa", "RS256")):
+        assert tokens.verify(issuer.token(kid, algorithm, issuer.keys[name])).user == "alice"
+    stranger = Issuer(issuer.path.with_suffix(".other")).keys["first"]
+    with pytest.raises(BadExchange, match="cannot be verified"):
+        tokens.verify(issuer.token(kid, "ES256", stranger))
+    assert not tokens.is_due()
+    clock.ahead_s = 11
+    assert tokens.is_due(), "there may be a new one"
+    issuer.publish()
+    tokens.refresh()
+    for name, algorithm in (("second", "ES256"), ("rsa", "RS256")):
+        token = issuer.token(kid, algorithm, issuer.keys[name])
+        if kid is None:
+            assert tokens.verify(token).user == "alice"
+        else:
+            with pytest.raises(BadExchange):  # it names another key
+                tokens.verify(token)
 
 
 def test_new_keys_are_fetched_when_a_token_names_one(tmp_path: Path, clock: Clock) -> None:
@@ -407,6 +442,15 @@ def test_a_client_that_logs_in_again_with_the_token_of_another_is_refused(server
         assert log_in(raw, issuer.token(sub="bob")).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
+def test_a_client_may_say_whom_it_wants_to_be_if_that_is_the_user_of_its_token(server: Served, issuer: Issuer) -> None:
+    for identity, code in ((b"alice", 0), (b"bob", ErrorCode.SASL_AUTHENTICATION_FAILED)):
+        with server.dial() as raw:
+            choose(raw, "OAUTHBEARER")
+            message = bearer(issuer.token()).replace(b"n,,", b"n,a=" + identity + b",", 1)
+            assert authenticate(raw, message).error_code == code
+    assert server.broker.metrics.logins == {("OAUTHBEARER", "success"): 1, ("OAUTHBEARER", "failure"): 1}
+
+
 @pytest.mark.parametrize("attack", ["no signature", "the public key as a secret", "expired", "another audience"])
 def test_a_client_with_a_wrong_token_hears_so_and_is_disconnected(
     server: Served, issuer: Issuer, attack: str, caplog: pytest.LogCaptureFixture
@@ -461,6 +505,6 @@ def test_a_server_fetches_keys_that_tokens_name(store: klamm.Store, tmp_path: Pa
         tokens._tried -= 100  # as if the keys had been fetched long ago
         with server.dial() as raw:
             assert bytes(log_in(raw, issuer.token("second")).auth_bytes) == INVALID_TOKEN
-        until(lambda: "second" in tokens._keys, "the new key is known")
+        until(lambda: "second" in dict(tokens._keys), "the new key is known")
         with server.dial() as raw:
             assert bytes(log_in(raw, issuer.token("second")).auth_bytes) == b""

@@ -153,6 +153,34 @@ def test_a_client_that_leaves_during_its_handshake_is_forgotten(
         assert outcomes(server) == {"timeout": 1, "success": 1}
 
 
+def test_nothing_is_read_during_a_step_of_a_handshake_when_the_socket_takes_more(
+    store: klamm.Store, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread alone uses the SSL object then; a second step beside it would, too."""
+    step, begun, gate = TlsTransport._step, threading.Event(), threading.Event()
+
+    def held(self: TlsTransport) -> str | None:
+        outcome = step(self)  # it has taken what there was
+        begun.set()
+        assert gate.wait(30)
+        return outcome
+
+    with secured(store, authority) as server, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(TlsTransport, "_step", held)
+        connecting = pool.submit(TlsRaw, server.address, authority.context())
+        try:
+            assert begun.wait(30)
+            (channel,) = server.server.listener.connections
+            transport: Any = channel._transport
+            server.call(transport.pause_writing)
+            server.call(transport.resume_writing)
+            assert not server.call(transport._transport.is_reading)
+        finally:
+            gate.set()
+        with connecting.result(30) as raw:
+            assert topics(raw) == ["orders"]
+
+
 def test_an_idle_connection_takes_little_memory(store: klamm.Store, authority: Authority) -> None:
     """10,000 of them (max.connections) take less than 400 MB."""
     count, context = 300, authority.context()

@@ -1,4 +1,7 @@
-"""A client over TLS chooses how much work its ciphertext is: no client has the loop, or memory, for that."""
+"""A client over TLS chooses how much work its ciphertext is: no client has the loop, or memory, for that.
+
+And ciphertext is all that it is sent.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,21 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.kafka import response_writer
 from klamm.kafka.broker import Broker
 from klamm.kafka.call import Call
 from klamm.kafka.security import tls
 from klamm.kafka.security.tls import TlsTransport
 from klamm.kafka.security.tls_records import AT_ONCE, TlsRecords
 from klamm.kafka.wire.frames import request_frame
-from klamm.kafka.wire.messages import API_VERSIONS, FETCH
+from klamm.kafka.wire.messages import API_VERSIONS, FETCH, METADATA
 from klamm.kafka.wire.structs import Struct
+from klamm.log.ranges import Range
 from tests.crash.cases import seed_of
 from tests.kafka.authorities import Authority
-from tests.kafka.connect import Served, served
+from tests.kafka.connect import Raw, Served, served
 from tests.kafka.libssl import LibsslRaw
-from tests.kafka.requests import fetching
+from tests.kafka.requests import FetchFrom, fetching
 from tests.procs import PATIENCE, until
 
 
@@ -75,7 +80,7 @@ def test_one_who_sends_a_request_a_record_does_not_keep_the_others_waiting(
     with LibsslRaw(server.address) as flood, LibsslRaw(server.address) as raw:
         for each in (flood, raw):
             each.ask(API_VERSIONS, 0)
-        server.call(lambda: table.__setitem__(API_VERSIONS.key, supported._replace(handler=handler)))
+        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))  # of all servers here
         server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
         flood.send_ciphertext(b"".join(flood.encrypt(versions(number)) for number in range(count)))
         raw.send_bytes(versions(1))
@@ -133,3 +138,38 @@ def test_requests_that_came_in_one_piece_with_one_that_waits_are_answered(
         frames = [waiting, *(versions(number) for number in range(2, 12))]
         raw.send_ciphertext(b"".join(map(raw.encrypt, frames)))
         assert [int.from_bytes(raw.receive()[:4], "big") for _ in frames] == list(range(1, 12))
+
+
+def test_records_leave_a_tls_connection_as_ciphertext_and_a_plain_one_by_sendfile(
+    store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both at the same time, and with sockets that are full."""
+    payload = [bytes([n]) * 500_000 for n in range(20)]
+    store.append_many("orders", payload, partition=0, acks=1)
+    send_file, descriptors = response_writer._send_file, set[int]()
+
+    def counted(to: socket.socket, part: Range, size: int) -> int:
+        descriptors.add(to.fileno())
+        return send_file(to, part, size)
+
+    monkeypatch.setattr(response_writer, "_send_file", counted)
+    keystore, listeners = Authority(tmp_path / "authority").server(), "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"
+    with served(Path(store.path), listeners=listeners, ssl_keystore_location=str(keystore)) as server:
+        plain_address = f"127.0.0.1:{server.server.endpoints[1].port}"
+        with LibsslRaw(server.address) as tls_raw, Raw(plain_address) as plain_raw:
+            number = plain_raw.send(METADATA, 12, topics=None)
+            assert int.from_bytes(plain_raw.receive()[:4], "big") == number
+            for raw in (tls_raw, plain_raw):
+                raw.send(FETCH, 12, **fetching({("orders", 0): FetchFrom(0, 20 << 20)}))
+            channels = server.server.listener.connections
+            until(lambda: sum(each.writer.is_busy for each in channels) == 2, "both sockets are full")
+            plain_descriptor = {each.writer.fd for each in channels} - {-1}
+            responses = [raw.receive() for raw in (tls_raw, plain_raw)]
+        assert all(each in response for each in payload for response in responses)
+    assert descriptors == plain_descriptor
+    ciphertext, position, kinds = b"".join(tls_raw.received), 0, list[int]()
+    while position < len(ciphertext):
+        kinds.append(ciphertext[position])
+        position += 5 + int.from_bytes(ciphertext[position + 3 : position + 5], "big")
+    assert position == len(ciphertext) and set(kinds) <= {20, 22, 23}, "there is nothing between its records"
+    assert not any(each[:100] in ciphertext for each in payload)

@@ -38,12 +38,13 @@ class Issuer:
         made: Any = RSAKey.generate_key(2048, {"kid": kid}) if rsa else ECKey.generate_key("P-256", {"kid": kid})
         self.keys[kid] = made
 
-    def token(self, kid: str = "first", alg: str = "ES256", key: Any = None, **claims: Any) -> str:
+    def token(self, kid: str | None = "first", alg: str = "ES256", key: Any = None, **claims: Any) -> str:
         """Return a token, right but for what is said."""
         now = int(time.time())
         right = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": now + 300, "iat": now}
         merged = {name: value for name, value in {**right, **claims}.items() if value is not None}
-        return jwt.encode({"alg": alg, "kid": kid}, merged, key or self.keys[kid], algorithms=[alg])
+        header = {"alg": alg} if kid is None else {"alg": alg, "kid": kid}
+        return jwt.encode(header, merged, key or self.keys[kid or "first"], algorithms=[alg])
 
     def unsigned(self, alg: str = "none") -> str:
         """Return a token that nobody has signed."""

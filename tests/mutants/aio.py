@@ -48,6 +48,21 @@ MUTANTS = [
         (f"{THREAD_TESTS}::test_full_producers_and_waiting_appends_hold_up_no_read_and_no_close",),
     ),
     Mutant(
+        "a slow loop of klamm.aio takes all that was read at once",
+        "aio/consumer.py: a loop looks after its group",
+        (
+            (
+                "src/klamm/aio/consumer.py",
+                "            if is_new or time.monotonic() < self._due:\n",
+                "            if True:\n",
+            ),
+        ),
+        (
+            "tests/aio/test_aio_turns.py::test_a_slow_loop_polls_between_its_records_and_so_stays_a_member",
+            "tests/aio/test_aio_turns.py::test_a_slow_loop_that_lost_its_partition_returns_no_more_of_it",
+        ),
+    ),
+    Mutant(
         "closing a producer waits behind its send",
         "aio/threads.py: run_alone",
         (

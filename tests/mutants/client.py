@@ -14,6 +14,7 @@ THREADS = "src/klamm/client/work/thread_workers.py"
 ASYNC = "src/klamm/client/work/async_workers.py"
 RUN_OPTIONS = "src/klamm/client/work/run_options.py"
 ENGINE = "src/klamm/client/consume/log_engine.py"
+SESSION = "src/klamm/client/consume/session.py"
 CURSOR = "src/klamm/client/consume/cursor.py"
 ENGINE_TESTS = "tests/client/test_read_engine.py"
 ONE_BATCH_TEST = (
@@ -151,6 +152,12 @@ MUTANTS = [
         ("tests/client/test_turns.py::test_a_slow_loop_stays_a_member",),
     ),
     Mutant(
+        "a second thread that closes a consumer does not wait for the first one",
+        "client/consume/session.py: close",
+        ((SESSION, "if not self._closing.acquire(timeout=TURN_S):", "if not self._closing.acquire(blocking=False):"),),
+        (f"{CLOSING_TESTS}::test_a_second_thread_that_closes_a_consumer_returns_when_it_is_closed",),
+    ),
+    Mutant(
         "Ctrl-C makes a bounded read a short one",
         "client/consume/interrupt.py",
         (
@@ -209,19 +216,13 @@ MUTANTS = [
     Mutant(
         "a consumer that starts an hour ago means another hour for each partition",
         "klamm/where.py: how long ago is fixed when a door is opened",
-        (
-            (
-                "src/klamm/client/consume/session.py",
-                "self._start = start.at(core.heads.wall_ms())\n",
-                "self._start = start\n",
-            ),
-        ),
+        ((SESSION, "self._start = fixed(start, core.heads.wall_ms())\n", "self._start = start\n"),),
         ("tests/test_where.py::test_the_moment_of_a_duration_is_fixed_when_a_consumer_is_made",),
     ),
     Mutant(
         "a partition that is added is read from its latest record on",
         "guide/consuming.md: what to read",
-        ((WHERE, '        if is_new and self._kind not in ("time", "ago"):\n', "        if False:\n"),),
+        ((WHERE, '    if is_new and where._kind not in ("time", "ago"):\n', "    if False:\n"),),
         ("tests/test_where.py::test_a_partition_that_is_added_later_is_read_from_its_first_record",),
     ),
     Mutant(

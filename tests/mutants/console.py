@@ -141,7 +141,7 @@ MUTANTS = [
         (
             (
                 "src/klamm/console/pages/purge.py",
-                "until.offset_in(log, end=log.ends().end, default=0)",
+                "offset_in(until, log, end=log.ends().end, default=0)",
                 "log.ends().end",
             ),
         ),

@@ -193,12 +193,12 @@ MUTANTS = [
         "dead letters of an archive are sent before Spark's plan is on disk",
         "spark/pipelines/archive_pipeline.py",
         (
-            (ARCHIVE_PIPELINE, "        sync_plan(self.claim.checkpoint, number)  # before", "        # before"),
+            (ARCHIVE_PIPELINE, "        sync_plan(self.folder.checkpoint, number)  # before", "        # before"),
             (
                 ARCHIVE_PIPELINE,
-                '        self._bury(schema, f"{path}/fits=false", number)\n',
-                """        self._bury(schema, f"{path}/fits=false", number)
-        sync_plan(self.claim.checkpoint, number)
+                '        self._send_dead_letters(schema, f"{path}/fits=false", number)\n',
+                """        self._send_dead_letters(schema, f"{path}/fits=false", number)
+        sync_plan(self.folder.checkpoint, number)
 """,
             ),
         ),

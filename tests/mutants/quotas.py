@@ -75,6 +75,25 @@ MUTANTS = [
         (f"{TOKEN_TESTS}::test_a_token_that_is_not_right_is_refused",),
     ),
     Mutant(
+        "a client with a token may ask to be somebody else",
+        "kafka/security/oauth.py: the authorization id is the user",
+        (
+            (
+                "src/klamm/kafka/security/login.py",
+                "        if bearer.identity and bearer.identity != verified.user:\n",
+                "        if False:\n",
+            ),
+        ),
+        (f"{TOKEN_TESTS}::test_a_client_may_say_whom_it_wants_to_be_if_that_is_the_user_of_its_token",),
+    ),
+    Mutant(
+        "keys without an id count for no token that names one",
+        "OAU1",
+        ((OAUTH, "        candidates = named or [key for name, key in keys if kid is None or name is None]\n",
+          "        candidates = named or [key for name, key in keys if kid is None]\n"),),
+        (f"{TOKEN_TESTS}::test_keys_without_an_id_count_and_so_does_a_token_that_names_none",),
+    ),
+    Mutant(
         "keys of tokens count forever",
         "OAU3",
         ((OAUTH, "        if self._steady() - self._fetched > self._max_age_s:\n", "        if not self._keys:\n"),),

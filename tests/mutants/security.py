@@ -24,6 +24,8 @@ DECOYS = "src/klamm/kafka/security/decoys.py"
 DECOY_TESTS = "tests/kafka/test_decoys.py"
 ACCESS = "src/klamm/kafka/monitor_access.py"
 ACCESS_TESTS = "tests/kafka/test_monitor_access.py"
+WRITER = "src/klamm/kafka/response_writer.py"
+WRITER_TESTS = "tests/kafka/test_response_writer.py"
 
 MUTANTS = [
     Mutant(
@@ -160,6 +162,55 @@ MUTANTS = [
         "TLS6",
         ((TLS, "        self._is_stuck = True\n", "        self._is_stuck = False\n"),),
         (KEY_CHANGES,),
+    ),
+    Mutant(
+        "the loop reads in the middle of a handshake, whose SSL object a thread uses",
+        "kafka/security/tls.py: the thread alone uses the SSL object",
+        ((TLS, "        if not self._is_ready:\n            return\n", ""),),
+        (f"{TLS_TESTS}::test_nothing_is_read_during_a_step_of_a_handshake_when_the_socket_takes_more",),
+    ),
+    Mutant(
+        "a client that reads fast keeps the loop",
+        "internals/server.md: a connection has the loop for a millisecond at a time",
+        ((WRITER, "                    elif now >= turn_ends:\n", "                    elif False:\n"),),
+        (f"{WRITER_TESTS}::test_a_client_that_reads_as_fast_as_we_send_has_the_loop_for_a_turn",),
+    ),
+    Mutant(
+        "what a thread has read is sent though the socket is full",
+        "kafka/response_writer.py: a slow reader holds the response once",
+        ((WRITER, "(self._is_full or self._is_waiting or self.is_closed)", "(self._is_waiting or self.is_closed)"),),
+        (f"{WRITER_TESTS}::test_what_a_thread_has_read_waits_until_the_socket_takes_more",),
+    ),
+    Mutant(
+        "a connection may log in again by another mechanism",
+        "LOG4",
+        (
+            (
+                LOGIN,
+                "        if self._first_mechanism and mechanism != self._first_mechanism:\n",
+                "        if False:\n",
+            ),
+        ),
+        (f"{LOGIN_TESTS}::test_a_connection_that_logs_in_again_does_so_by_the_same_mechanism",),
+    ),
+    Mutant(
+        "a password that is set brings back a user that was removed meanwhile",
+        "store/users.py: set_password",
+        (
+            (
+                "src/klamm/store/users.py",
+                "                if found == mechanisms:  # else",
+                "                if credentials or found == mechanisms:  # else",
+            ),
+            ("src/klamm/store/users.py", "    if not found:\n        raise", "    if False:\n        raise"),
+        ),
+        ("tests/store/test_users.py::test_a_password_that_is_set_while_the_user_changes_is_that_of_the_user_as_it_is",),
+    ),
+    Mutant(
+        "logins at the metrics port are not recorded",
+        "MON2",
+        ((ACCESS, "        if login.user:\n", "        if False:\n"),),
+        (f"{ACCESS_TESTS}::test_a_login_is_counted_and_in_the_audit_log",),
     ),
     Mutant(
         "a resumed session outlives its certificate",

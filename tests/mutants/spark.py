@@ -106,7 +106,7 @@ MUTANTS = [
         (
             (
                 "src/klamm/spark/pipelines/local_archive.py",
-                "                end = _planned(self._claim.checkpoint, number)\n",
+                "                end = _planned(self._folder.checkpoint, number)\n",
                 "                end = None\n",
             ),
         ),

@@ -19,6 +19,12 @@ MUTANTS = [
         (f"{JOINT_TESTS}::test_the_number_is_recorded_if_it_is_still_the_one_that_was_seen",),
     ),
     Mutant(
+        "a decision records a number that is not above the last one",
+        "store/once.py ONC1",
+        ((JOINT_DECISION, "if last is not None and number.number <= last.number:", "if number is None:"),),
+        (f"{JOINT_TESTS}::test_a_number_that_is_not_above_the_last_one_commits_nothing",),
+    ),
+    Mutant(
         "of several transactions those that can be are committed",
         "store/joint_decision.py JNT1",
         ((JOINT_DECISION, "            return Decided(done.outcome, name, last=last)\n", "            continue\n"),),

@@ -286,6 +286,24 @@ MUTANTS = [
         (f"{SMALLER_TESTS}::test_slots_that_klamm_db_does_not_know_any_more_stay",),
     ),
     Mutant(
+        "slots of topics that can be put back are given to others",
+        "internals/format.md: slots that were lost are free, too",
+        ((SLOTS, "if identity is None or identity[0] not in topics]", "if slot or identity is None or topics]"),),
+        (f"{SMALLER_TESTS}::test_slots_that_klamm_db_does_not_know_any_more_stay",),
+    ),
+    Mutant(
+        "slots of a format without free ones stay lost",
+        "internals/format.md: slots that were lost are free, too",
+        (
+            (
+                SLOTS,
+                "            if lost := _without_directory(heads, unused):\n",
+                "            if lost := list(unused)[:0]:\n",
+            ),
+        ),
+        (f"{UPGRADE_TESTS}::test_slots_of_topics_that_were_deleted_before_an_upgrade_are_used_again",),
+    ),
+    Mutant(
         "pages of heads are sparse after it was lost",
         "store/slots.py: no page of heads is sparse",
         ((SLOTS, "        _fill_up(heads, fresh.start)\n", ""),),

@@ -10,9 +10,10 @@ and then each record is there once.
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ pytest.importorskip("pyspark")
 
 from klamm.spark import checkpoint, pipelines
 from klamm.spark.pipelines import archive_pipeline
+from tests.crash.cases import seed_of
 
 BATCH = 20
 MORE = 10
@@ -314,49 +316,80 @@ def damage_file(path: Path, left: bytes | None, *, with_checksum: bool) -> None:
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
+class FileDamage(NamedTuple):
+    name: Path
+    """In the checkpoint."""
+    kind: str
+    left: bytes | None
+    with_checksum: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.kind}, {'with' if self.with_checksum else 'without'} its checksum"
+
+
+def every_damage(bases: Callable[[str], Path], way: str) -> list[FileDamage]:
+    whole = Base(bases(way) / "base", way)
+    older = bases(way) / "older" / whole.checkpoint.relative_to(whole.path)
+    return [
+        FileDamage(name, kind, left, with_checksum)
+        for path in sorted(path for path in whole.checkpoint.rglob("*") if path.is_file())
+        for name in [path.relative_to(whole.checkpoint)]
+        for (kind, left), with_checksum in product(damages(path, older / name).items(), (True, False))
+        if with_checksum or not path.name.startswith(".")
+    ]
+
+
+def check_damages(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path, way: str, chosen: Sequence[FileDamage]
+) -> None:
+    """Where the query refuses, the checkpoint is put back as it was, and each record is there once."""
+    whole = Base(bases(way) / "base", way)
+    everything = list(range(2 * BATCH + MORE))
+    wrong: list[str] = []
+    refused = 0
+    for number, damage in enumerate(chosen):
+        base = Base(tmp_path / str(number), way)
+        shutil.copytree(whole.path, base.path)
+        damage_file(base.checkpoint / damage.name, damage.left, with_checksum=damage.with_checksum)
+        base.append(MORE)
+        what = str(damage)
+        try:
+            WAYS[way].run(spark, base)
+        except Exception as error:
+            refused += 1
+            what += f": {str(error)[:300]}"
+            seen = WAYS[way].seen(base)
+            if seen not in (list(range(2 * BATCH)), everything):
+                wrong.append(f"{what}: {seen}")
+            shutil.rmtree(base.checkpoint)
+            shutil.copytree(whole.checkpoint, base.checkpoint)
+            try:
+                WAYS[way].run(spark, base)
+            except Exception as again:
+                base.start_again(str(again))
+                WAYS[way].run(spark, base)
+        if (seen := WAYS[way].seen(base)) != everything:
+            wrong.append(f"{what}: in the end {seen}")
+        shutil.rmtree(base.path)
+    print(f"{way}: {len(chosen)} damages, {refused} refused")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_damage_to_a_file_of_a_checkpoint_drawn_at_random_loses_or_doubles_no_record_in_silence(
+    spark: Any, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    chosen = random.Random(seed_of()).sample(every_damage(bases, "sink"), 2)
+    print(*chosen, sep="\n")
+    check_damages(spark, bases, tmp_path, "sink", chosen)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_damage_to_any_file_of_a_checkpoint_loses_or_doubles_a_record_in_silence(
     spark: Any, bases: Callable[[str], Path], tmp_path: Path, way: str
 ) -> None:
-    """Where the query refuses, the checkpoint is put back as it was, and each record is there once."""
-    whole = Base(bases(way) / "base", way)
-    older = bases(way) / "older" / whole.checkpoint.relative_to(whole.path)
-    everything = list(range(2 * BATCH + MORE))
-    wrong: list[str] = []
-    ran = refused = 0
-    for path in sorted(path for path in whole.checkpoint.rglob("*") if path.is_file()):
-        name = path.relative_to(whole.checkpoint)
-        for (kind, left), with_checksum in product(damages(path, older / name).items(), (True, False)):
-            if path.name.startswith(".") and not with_checksum:
-                continue
-            ran += 1
-            base = Base(tmp_path / str(ran), way)
-            shutil.copytree(whole.path, base.path)
-            damage_file(base.checkpoint / name, left, with_checksum=with_checksum)
-            base.append(MORE)
-            what = f"{name}: {kind}, {'with' if with_checksum else 'without'} its checksum"
-            try:
-                WAYS[way].run(spark, base)
-            except Exception as error:
-                refused += 1
-                what += f": {str(error)[:300]}"
-                seen = WAYS[way].seen(base)
-                if seen not in (list(range(2 * BATCH)), everything):
-                    wrong.append(f"{what}: {seen}")
-                shutil.rmtree(base.checkpoint)
-                shutil.copytree(whole.checkpoint, base.checkpoint)
-                try:
-                    WAYS[way].run(spark, base)
-                except Exception as again:
-                    base.start_again(str(again))
-                    WAYS[way].run(spark, base)
-            if (seen := WAYS[way].seen(base)) != everything:
-                wrong.append(f"{what}: in the end {seen}")
-            shutil.rmtree(base.path)
-    print(f"{way}: {ran} damages, {refused} refused")
-    assert not wrong, "\n".join(wrong)
+    check_damages(spark, bases, tmp_path, way, every_damage(bases, way))
 
 
 @pytest.mark.soak
@@ -459,7 +492,7 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
     base = Base(tmp_path / "base", "archive")
     base.append(MORE)
     synced: list[int] = []
-    bury = archive_pipeline._Work._bury
+    send = archive_pipeline._Work._send_dead_letters
 
     def sync(path: str, number: int) -> None:
         checkpoint.sync_plan(path, number)
@@ -467,12 +500,12 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
 
     def die(self: Any, schema: Any, path: str, number: int) -> None:
         assert synced == [number], "the plan is on disk before a dead letter is"
-        bury(self, schema, path, number)
+        send(self, schema, path, number)
         raise RuntimeError("as if the driver were killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(archive_pipeline, "sync_plan", sync)
-        patch.setattr(archive_pipeline._Work, "_bury", die)
+        patch.setattr(archive_pipeline._Work, "_send_dead_letters", die)
         with pytest.raises(Exception, match="as if the driver were killed"):
             run_archive(spark, base)
     letters = base.written("in.dlq")

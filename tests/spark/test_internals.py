@@ -72,11 +72,15 @@ def test_a_micro_batch_is_known_in_its_tasks_and_its_checkpoint_on_the_driver(sp
     assert internals.checkpoint_of_batch(batch) is None
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["in a process of Spark's", "elsewhere"])
-def test_a_process_whose_query_was_stopped_ends_without_a_word(ours: bool) -> None:
+@pytest.mark.parametrize(
+    ("ours", "error"),
+    [(True, "EOFError"), (True, "BrokenPipeError"), (False, "EOFError")],
+    ids=["while it waits for a request", "while it sends a response", "elsewhere"],
+)
+def test_a_process_whose_query_was_stopped_ends_without_a_word(ours: bool, error: str) -> None:
     program = (
         "from klamm.spark.internals import exit_after_hang_up\n"
-        "try:\n    raise EOFError\nexcept EOFError:\n    exit_after_hang_up()\nprint('goes on')"
+        f"try:\n    raise {error}\nexcept {error}:\n    exit_after_hang_up()\nprint('goes on')"
     )
     variables = {**os.environ, "PYTHON_WORKER_FACTORY_SECRET": "x"} if ours else None
     ended = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=60)

@@ -168,7 +168,7 @@ def test_an_address_goes_to_tasks_and_shows_no_password() -> None:
 
 
 def test_a_server_that_is_not_there_is_tried_and_then_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(client_module, "RETRY_TIMEOUT_S", 0.0)
     with pytest.raises(Unreachable, match=r"klamm://127\.0\.0\.1:\d+: .*refused.*check that the server runs"):
         Client(ServerAddress.parse({"server": f"127.0.0.1:{free_port()}"})).topics()
     with socket.socket() as deaf:  # it takes connections, and says nothing but goodbye

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +126,80 @@ def test_what_is_given_goes_before_what_is_set(tmp_path: Path) -> None:
     assert more["spark.jars.packages"].startswith("a:b:1,org.apache.spark:") and "spark.driver.host" not in more
     assert "spark.jars.packages" not in settings(None, master=None, kafka=False, version="4.2.1", conf={})
     assert MANAGER in found and MANAGER not in more  # on a cluster, checkpoints are elsewhere
+
+
+class Builder:
+    """Takes what `session` asks of Spark's builder, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.conf: dict[str, str] = {}
+
+    def config(self, name: str, value: str) -> Builder:
+        self.conf[name] = value
+        return self
+
+    def appName(self, name: str) -> Builder:  # noqa: N802  # Spark's
+        return self.config("spark.app.name", name)
+
+    def master(self, master: str) -> Builder:
+        return self.config("spark.master", master)
+
+    def getOrCreate(self) -> SimpleNamespace:  # noqa: N802  # Spark's
+        return SimpleNamespace(conf={})
+
+
+def test_what_spark_submit_was_given_is_not_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its JVM runs, with a master that may be a cluster's: settings for this machine would break it."""
+
+    def asked(**more: Any) -> dict[str, str]:
+        builder = Builder()
+        fake_pyspark = SimpleNamespace(
+            __version__="4.2.1",
+            SparkContext=SimpleNamespace(_ensure_initialized=lambda: None),
+            SparkConf=lambda: SimpleNamespace(getAll=lambda: list(submitted.items())),
+            sql=SimpleNamespace(SparkSession=SimpleNamespace(builder=builder)),
+        )
+        monkeypatch.setattr(session_module, "_pyspark", lambda: fake_pyspark)
+        klamm.spark.session(**more)
+        return builder.conf
+
+    session_module = importlib.import_module("klamm.spark.session")  # klamm.spark.session is the function
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(java, "find", lambda: pytest.fail("Java runs already"))
+    submitted = {"spark.master": "spark://host:7077", "spark.app.name": "totals.py", "spark.jars.packages": "a:b:1"}
+    on_cluster = asked(path=tmp_path)
+    assert on_cluster == settings(tmp_path, master="spark://host:7077", kafka=False, version="4.2.1", conf={})
+    assert asked(kafka=True)["spark.jars.packages"].startswith("a:b:1,org.apache.spark:")
+    submitted |= {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "7", "spark.driver.host": "here"}
+    local = asked()
+    assert submitted.keys().isdisjoint(local) and local["spark.driver.bindAddress"] == "127.0.0.1" and MANAGER in local
+    given = asked(spark_driver_host="there", app_name="mine", master="local[1]")  # what the caller sets wins
+    assert {given[name] for name in ("spark.driver.host", "spark.app.name", "spark.master")} == {
+        "there",
+        "mine",
+        "local[1]",
+    }
+
+
+@pytest.mark.soak
+def test_a_program_that_spark_submit_starts_has_its_settings(tmp_path: Path) -> None:
+    program = tmp_path / "totals.py"
+    program.write_text(
+        "import klamm.spark\n"
+        "spark = klamm.spark.session()\n"
+        "names = ('spark.sql.shuffle.partitions', 'spark.driver.host', 'spark.app.name')\n"
+        f"print(spark.sparkContext.master, *(spark.conf.get(name) for name in (*names, {MANAGER!r})))\n"
+        "spark.stop()\n"
+    )
+    given = ["--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.driver.host=localhost"]
+    submit = f"{Path(pyspark.__file__).parent}/bin/spark-submit"
+    command = [submit, "--master", "local[1]", *given, str(program)]
+    environment = {**os.environ, "JAVA_HOME": java.find().home, "PYSPARK_PYTHON": sys.executable}
+    told = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert told.returncode == 0, told.stderr[-4000:]
+    master, partitions, host, name, manager = told.stdout.split()
+    assert (master, partitions, host, name) == ("local[1]", "7", "localhost", "totals.py")
+    assert manager.endswith(".FileSystemBasedCheckpointFileManager")
 
 
 def test_a_program_that_spark_starts_gets_the_settings_of_a_session(tmp_path: Path) -> None:
@@ -269,13 +345,13 @@ def test_the_guide_says_what_works_where_and_names_a_test_for_each_claim() -> No
     ]
     header, *claims = rows
     assert header[0] == "where Spark runs" and len(claims) > 5
-    for where, *cells, test in claims:
-        if not test:
+    for where, *cells, tests in claims:
+        if not tests:
             assert set(cells) == {"not tested"}, where
             continue
-        file, _, name = test.strip("`").partition("::")
-        source = (Path(__file__).parent / file).read_text()
-        assert f"def {name or 'test_'}" in source, test
+        for test in tests.split(", "):
+            file, _, name = test.strip("`").partition("::")
+            assert name and f"def {name}(" in (Path(__file__).parent / file).read_text(), test
     assert f"On Java {java.OLDEST} or newer" in table
 
 

@@ -132,7 +132,9 @@ def test_a_damaged_klamm_db_that_cannot_be_read_is_not_left_open(path: Path, how
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again(path: Path, how: str) -> None:
+def test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again(
+    path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     file = path / "klamm.db"
     DAMAGE[how](file)
     damaged = file.read_bytes()
@@ -144,6 +146,8 @@ def test_a_damaged_klamm_db_is_set_aside_by_repair_and_made_again(path: Path, ho
     (aside,) = (each for each in path.glob("klamm.db.damaged-*") if not each.name.endswith(("-wal", "-shm")))
     assert aside.read_bytes() == damaged
     assert f"set it aside as {aside}" in str(report.breaches[0].repaired)
+    for text in (str(report.breaches[0].repaired), caplog.text):
+        assert "settings, offsets of groups, numbers of writers, users, ACLs, quotas and lineage are lost" in text
     lost = [str(each.repaired) for each in report.breaches if "its settings are lost" in str(each.repaired)]
     assert len(lost) == 2
     with klamm.open(path) as store:

@@ -332,6 +332,25 @@ def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_anoth
         assert store.check().ok
 
 
+def test_slots_that_a_repair_knows_nothing_of_are_used_again(path: Path) -> None:
+    with klamm.open(path) as store:
+        store.topics.create("passes", 2)
+        store.topics.create("stays", 2)
+        store.append("stays", b"stays", partition=0)  # partition 1 has no directory
+        store.append("passes", b"passes")
+        store.topics.delete("passes")
+    for file in path.glob("klamm.db*"):
+        file.unlink()
+    gc.collect()  # what is left of the closed store has its mapping
+    assert klamm.check(path, repair=True).ok
+    gc.collect()
+    with klamm.open(path) as store:
+        store.topics.create("new", 2)
+        assert slots_of(store, "stays") == (3, 4) and slots_of(store, "new") == (1, 2)
+        assert values(store, "stays") == [b"stays"] and values(store, "new") == []
+        assert store.check().ok
+
+
 def test_after_a_boot_nothing_of_a_deleted_partition_is_evidence_for_the_next_one(path: Path) -> None:
     """Its offsets, its start, what was synced of it: all of it was larger."""
     with klamm.open(path) as store:

@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import struct
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from klamm.store.presence import IN_LOCK
 from klamm.store.upgrade import TODAY, Formats, formats_of
 from tests.crash.cases import seed_of
 from tests.crash.stores import values
-from tests.golden.make import found_in
+from tests.golden.make import found_in, name_of_format
 from tests.golden.test_golden import GOLDEN, unpacked
 from tests.procs import children
 
-OLD = [name for name in GOLDEN if name != f"klamm.db-{TODAY.database}-heads-{TODAY.heads}"]
+OLD = [name for name in GOLDEN if name != name_of_format()]
 
 
 def trusted(path: Path) -> None:
@@ -49,14 +49,17 @@ def trusted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("boot", ["this boot", "another boot"])
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", OLD)
-def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(name: str, boot: str, tmp_path: Path) -> None:
+def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(
+    name: str, every: int, boot: str, tmp_path: Path
+) -> None:
     dice = random.Random(seed_of())
     alive, step, deaths = False, 0, 0
     golden, found = unpacked(name, tmp_path / "golden")
     with children() as start:
         while not alive:
-            step += 1 + dice.randrange(25)
+            step += 1 + dice.randrange(every)
             store = shutil.copytree(golden, tmp_path / str(step))
             if boot == "this boot":
                 trusted(store)
@@ -71,6 +74,7 @@ def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(name: str, bo
             assert found_in(store) == found, f"killed at step {step}"
             assert formats_of(str(store)) == TODAY
             assert klamm.check(store).ok
+            shutil.rmtree(store)
     assert deaths > 5
 
 
@@ -107,6 +111,30 @@ def test_klamm_upgrade_tells_what_it_would_do_and_does_it(
     assert found_in(store) == found
 
 
+@pytest.mark.parametrize("name", OLD)
+def test_the_progress_of_an_upgrade_ends_with_the_last_partition(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, found = unpacked(name, tmp_path)
+    seen: list[tuple[int, int | None]] = []
+    monkeypatch.setattr("klamm.cli.upgrade.progress", lambda *_: nullcontext(lambda *each: seen.append(each)))
+    assert run(["upgrade", str(store)]) == 0
+    count = sum(len(topic["partitions"]) for topic in found["topics"].values())
+    assert seen == [(done, count) for done in range(count + 1)]
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_slots_of_topics_that_were_deleted_before_an_upgrade_are_used_again(name: str, tmp_path: Path) -> None:
+    store, found = unpacked(name, tmp_path)
+    klamm.open(store).close()
+    size = os.path.getsize(store / "heads")
+    with klamm.open(store) as opened:
+        opened.topics.create("new", 2)  # as many as had the topic that was deleted
+        assert os.path.getsize(store / "heads") == size and opened.check().ok
+        opened.topics.delete("new")
+    assert found_in(store) == found
+
+
 def newer_database(store: Path) -> None:
     with closing(sqlite3.connect(store / "klamm.db")) as connection:
         connection.execute(f"PRAGMA user_version={TODAY.database + 1}")
@@ -134,7 +162,9 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path, newer:
 
 @pytest.mark.parametrize("where", ["heads", "klamm.db"])
 @pytest.mark.parametrize("kind", Features._fields)
-def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path, where: str, kind: str) -> None:
+def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(
+    tmp_path: Path, where: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "store"
     with klamm.open(store) as opened:
         opened.topics.create("orders")
@@ -153,6 +183,10 @@ def test_a_feature_that_is_not_known_is_refused_as_its_kind_says(tmp_path: Path,
         else:
             with pytest.raises(NewerFormat, match="0x10000000000"):
                 klamm.open(store, read_only=read_only)
+    for command in (["--check"], []):
+        assert (run(["upgrade", str(store), *command]) == 0) is (kind == "compatible")
+        assert ("0x10000000000" in capsys.readouterr().err) is (kind != "compatible")
+    assert (run(["info", str(store)]) == 0) is (kind != "incompatible")
 
 
 def test_formats_of_a_new_store_are_todays(tmp_path: Path) -> None:

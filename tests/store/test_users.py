@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, NotAStore
+from klamm.store import users as users_module
 from klamm.store.features import USERS, Features
-from klamm.store.scram import MECHANISMS, derive
+from klamm.store.scram import MECHANISMS, Credential, derive
 from klamm.store.users import Users
 
 
@@ -50,6 +53,32 @@ def test_no_password_and_no_salted_password_is_in_any_file(path: str, store: kla
     assert credential.stored_key in content  # so it would be found
     assert b"battery staple" not in content and salted not in content and client_key not in content
     assert "staple" not in repr(credential) and repr(credential.stored_key) not in repr(credential)
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_password_that_is_set_while_the_user_changes_is_that_of_the_user_as_it_is(
+    path: str, users: Users, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    """Derived before the lock is taken: one that was removed meanwhile stays removed, no mechanism has an old one."""
+    users.add("alice", "old", ["SCRAM-SHA-256"])
+    changes: list[Any] = [partial(users.alter, [("alice", "SCRAM-SHA-256")], [])]
+    if not is_removed:
+        changes = [partial(users.alter, [], [("alice", derive("SCRAM-SHA-512", "old", iterations=4096))])]
+
+    def derived(mechanism: str, password: str, **options: Any) -> Credential:
+        while changes:
+            changes.pop()()
+        return derive(mechanism, password, **options)
+
+    monkeypatch.setattr(users_module, "derive", derived)
+    if is_removed:
+        with pytest.raises(InvalidSetting, match="there is no user 'alice'"):
+            users.set_password("alice", "new")
+        assert users.find("alice") == {}
+    else:
+        users.set_password("alice", "new")
+        found = users.find("alice")
+        assert set(found) == set(MECHANISMS) and all(each.fits("new") for each in found.values())
 
 
 def test_users_are_there_for_every_process_that_opens_the_store(path: str, users: Users) -> None:

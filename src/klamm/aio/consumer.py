@@ -7,6 +7,8 @@ ACN1  Cancelling a task is safe. Records that the thread reads afterwards are ne
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
@@ -14,6 +16,7 @@ from klamm.aio.opener import Opener
 from klamm.aio.threads import Calls, Threads, await_end, run_alone
 from klamm.client.consume import consumer as sync
 from klamm.client.consume.consumer import session_of
+from klamm.client.consume.session import AT_ONCE
 from klamm.client.options import check_count, check_options
 from klamm.other_names import explains_names
 from klamm.times import Duration, to_timeout
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 _R = TypeVar("_R")
-_AT_ONCE = 500  # records that a loop takes before it does the work of the group
 
 
 @explains_names
@@ -50,7 +52,8 @@ class Consumer(Generic[T]):
         self._thread = Threads(1, "klamm-aio-read")
         self._reading = Calls(self._thread)
         self._committing = Calls(writes)
-        self._current: Iterator[T] = iter(())
+        self._current: Iterator[T] = iter(())  # what a loop goes on with
+        self._due = math.inf  # and until when, in a group; then it polls
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
@@ -98,13 +101,15 @@ class Consumer(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
+        is_new = False
         while not self._session.is_stopped:
-            for record in self._current:
-                return record
-            records = await self._next(_AT_ONCE, self._session.wait_s)
+            if is_new or time.monotonic() < self._due:
+                for record in self._current:
+                    return record
+            records = await self._next(AT_ONCE, self._session.wait_s)
             if records is None:
                 break
-            self._current = iter(records)
+            self._current, self._due, is_new = iter(records), self._session.next_look(), True
         raise StopAsyncIteration
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from klamm import api
     from klamm.arrow.sql_result import SqlResult
     from klamm.batch import Record
-    from klamm.choices import PipeErrorPolicy
+    from klamm.choices import OffsetReset, PipeErrorPolicy
     from klamm.client.serde import Serde
     from klamm.client.work.dead_letters import DeadLetter
     from klamm.store.backup import Copied
@@ -133,6 +133,7 @@ class Store(Appends[K, V], Reads[K, V]):
         group: str | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        auto_offset_reset: OffsetReset | None = None,
         on_error: PipeErrorPolicy = "stop",
         max_records: int = 1000,
         max_poll_interval_ms: int = 300_000,
@@ -150,6 +151,7 @@ class Store(Appends[K, V], Reads[K, V]):
                 group=group,
                 serde=serde,
                 key_serde=key_serde,
+                auto_offset_reset=auto_offset_reset,
                 on_error=on_error,
                 max_records=max_records,
                 max_poll_interval_ms=max_poll_interval_ms,
@@ -199,7 +201,7 @@ class Store(Appends[K, V], Reads[K, V]):
         """Run a query of DuckDB, in which topics are tables, and return its rows."""
         return await self._reads.run(self._sync.sql, query, parameters)
 
-    # ---- keeping house; `progress` is called in a thread
+    # ---- maintenance; `progress` is called in a thread
 
     async def maintain(self) -> None:
         """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep

@@ -109,7 +109,9 @@ class ClusterStore(Store[K, V]):
     # ---- writing
 
     def append(self, topic: str, value: Any, *, acks: Any = "all", **options: Any) -> Any:
-        """Append one record and return its offset, when the cluster has acknowledged it."""
+        """Append one record and return its offset, when the cluster has acknowledged it. None: it is not known, as with
+        acks=0 or when a server was lost before it could tell.
+        """
         level = acks_of(acks)
         key = options.pop("key", None)
         serdes = Serdes(options.pop("serde", None), options.pop("key_serde", None)).over(self._serdes)
@@ -157,9 +159,10 @@ class ClusterStore(Store[K, V]):
         offsets: dict[int, list[int]] = {}
         for delivery in sent:
             offset = delivery.result()
-            offsets.setdefault(delivery.partition, []).append(-1 if offset is None else offset)
+            if offset is not None:
+                offsets.setdefault(delivery.partition, []).append(offset)
         ranges = {number: _ranges(each) for number, each in sorted(offsets.items())}
-        return Appended(topic, len(sent), {} if acks == 0 else ranges)
+        return Appended(topic, len(sent), ranges)
 
     def append_table(self, topic: str, table: Any, **options: Any) -> Appended:
         """Append the rows of an Arrow table, or of any Arrow stream, and return their ranges of offsets."""

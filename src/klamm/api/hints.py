@@ -10,10 +10,12 @@ __all__ = ["HINTS", "hint_of"]
 
 HINTS = {
     "new_group": "name its topics (klamm group reset -t), to give a new one offsets",
+    "no_offset": "--auto-offset-reset earliest or latest starts there; klamm group reset sets an offset",
     "no_origin": "name a topic: --to TOPIC",
     "not_compacted": "klamm topic set TOPIC cleanup.policy=compact makes it so",
     "not_writable": "commands that only look will do; else change its rights",
     "nothing_here": "klamm topic create makes a store, and so does klamm serve",
+    "offset_gone": "--auto-offset-reset earliest or latest goes on there; klamm group reset sets another offset",
     "open_transaction": "it ends with its timeout at the latest; klamm tx list shows it, klamm tx abort ends it",
     "partition_count": "the option --partitions says how many there are",
     "setting_names": "name settings one by one: retention.ms=7d",

@@ -34,7 +34,7 @@ from klamm.times import Duration, to_seconds
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
-    from klamm.choices import PipeErrorPolicy
+    from klamm.choices import OffsetReset, PipeErrorPolicy
     from klamm.client.pipe.pipe import Pipe
     from klamm.client.produce.target import Target
     from klamm.client.transaction import Pool
@@ -203,6 +203,7 @@ class Store(Appends[K, V], Reads[K, V]):
         group: str | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        auto_offset_reset: OffsetReset | None = None,
         on_error: PipeErrorPolicy = "stop",
         max_records: int = 1000,
         max_poll_interval_ms: int = 300_000,
@@ -220,6 +221,7 @@ class Store(Appends[K, V], Reads[K, V]):
             to=to,
             state=state,
             group=group,
+            auto_offset_reset=auto_offset_reset,
             on_error=on_error,
             max_records=max_records,
             max_poll_interval_ms=max_poll_interval_ms,
@@ -267,7 +269,7 @@ class Store(Appends[K, V], Reads[K, V]):
 
         return purge(self._writable(), topic)
 
-    # ---- keeping house
+    # ---- settings and maintenance
 
     def maintain(self) -> None:
         """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep

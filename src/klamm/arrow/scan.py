@@ -26,7 +26,7 @@ from klamm.batch import Columns
 from klamm.errors import CorruptBatch, Forked, InvalidSetting
 from klamm.log.reader import reads_committed
 from klamm.store.handle import StoreHandle
-from klamm.where import Where, range_in
+from klamm.where import Where, fixed, range_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class Scan(StoreHandle, by="store.scan(…)", of=FunctionType):
         assemble = _Assembly(self._topic, self._columns, batch_rows, self.schema)
         opened = self._opened()
         # All ends are looked at before the first record is read: the stream is of one moment.
-        start, end = (where.at(opened[0].now_ms()) for where in (self._start, self._end))
+        start, end = (fixed(where, opened[0].now_ms()) for where in (self._start, self._end))
         ranges = [(each, range_in(each, start, end, committed=self._committed)) for each in opened]
         columns = Columns(assemble.gathered, max_rows=batch_rows, max_bytes=self._batch_bytes)
         for partition, offsets in ranges:

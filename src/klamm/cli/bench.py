@@ -22,12 +22,14 @@ from typing import Annotated, Any
 import typer
 
 from klamm.cli.output import Cell, OutputOption, count_of, size_of
+from klamm.cli.records import parse_seconds
 from klamm.cli.stores import StoreOption, found_path
 from klamm.errors import InvalidSetting, KlammError, NotAStore, NotInstalled
 
 __all__ = ["bench"]
 
 _LOOK_S = 0.25
+_LEAST_S = 0.1  # of a run
 _SAMPLE = 100  # one of so many records tells how long it took
 _SAMPLES = 100_000  # a reader keeps at most
 _CHUNK = 500
@@ -82,7 +84,7 @@ def bench(
     ] = 1,
     partitions: Annotated[int, typer.Option(metavar="N", help="Partitions of a new topic.", min=1)] = 1,
     count: Annotated[int, typer.Option("-n", "--count", metavar="N", help="Records per producer.", min=1)] = 1_000_000,
-    seconds: Annotated[float, typer.Option(metavar="S", help="Time limit.", min=0.1)] = 30.0,
+    seconds: Annotated[str, typer.Option(metavar="TIME", help="Time limit: 500ms, 90s, 5m.")] = "30s",
     size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a value, in bytes.", min=8)] = 100,
     acks: Annotated[str, typer.Option(metavar="all|1", help="Acknowledgement that producers wait for.")] = "1",
     compression: Annotated[str | None, typer.Option(metavar="CODEC", help="gzip, snappy, lz4 or zstd.")] = None,
@@ -92,6 +94,9 @@ def bench(
     """Measure how fast records go in and out, end to end."""
     if acks not in ("all", "1"):
         raise InvalidSetting(f"--acks {acks}: invalid", hint="expected all or 1")
+    limit_s = parse_seconds(seconds, "--seconds")
+    if limit_s < _LEAST_S:
+        raise InvalidSetting(f"{seconds!r} is invalid", setting="--seconds", hint="expected at least 100ms")
     if producers + consumers == 0:
         raise InvalidSetting("bench: nothing to do", hint="expected at least one producer or consumer")
     if producers == 0 and topic is None:
@@ -107,7 +112,7 @@ def bench(
             f"bench: {error.message}", hint="klamm bench PATH makes a store for it, and removes it"
         ) from None
     name = topic or f"bench-{os.urandom(4).hex()}"
-    load = Load(where, name, size, count, seconds, acks, compression, from_start=producers == 0)
+    load = Load(where, name, size, count, limit_s, acks, compression, from_start=producers == 0)
     if not load.is_kafka:
         from klamm.client.produce.target import codec_of
 

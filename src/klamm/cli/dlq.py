@@ -100,6 +100,8 @@ def redrive(
         waiting = list(islice(map(_target(to), filter(fitting, events.dead_letters(topic))), limit))
         if not waiting:
             typer.echo(f"no dead letters in {topic}" + (f" died of {error}" if error else ""), err=True)
+            if not (dry_run or out.is_table):
+                out.print_object({"topic": topic, "redriven": 0})
             return
         edit = None if value is None else lambda letter: value.encode()
         if dry_run:

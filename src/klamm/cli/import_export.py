@@ -28,7 +28,7 @@ from klamm.cli.send import provide, report_sent, send_all
 from klamm.cli.stores import CreateOption, FromOption, StoreOption, TopicArgument, core_of, opened, some_topics
 from klamm.client.plain import PlainRecord, from_json
 from klamm.errors import InvalidRecord, InvalidSetting
-from klamm.where import Where, range_in
+from klamm.where import Where, fixed, range_in
 
 if TYPE_CHECKING:
     from klamm.api import Store
@@ -108,7 +108,7 @@ def export(
 def _ranges(store: Store, topic: str, start: Where, end: Where) -> dict[int, range]:
     """Return the offsets of each partition; OffsetOutOfRange if one does not have the start, any more or yet."""
     core = core_of(store)
-    start, end = (where.at(core.heads.wall_ms()) for where in (start, end))
+    start, end = (fixed(where, core.heads.wall_ms()) for where in (start, end))
     return {partition.number: range_in(partition, start, end) for partition in core.topic(topic).partitions()}
 
 

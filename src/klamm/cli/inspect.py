@@ -56,8 +56,13 @@ def inspect(
                 source.seek(each.position)
                 data = source.read(each.header.size)
             rows.append(_batch(out, each.position, each.header, data))
-            rows += _records(out, each.position, data) if records and not each.header.is_control else []
             shown += 1
+            if records and not each.header.is_control:
+                try:
+                    rows += _records(out, each.position, data)
+                except CorruptBatch as error:
+                    damaged = True
+                    rows.append(_damage(out, each.position, f"DAMAGED: {error.message}"))
         if len(rows) >= _ROWS:
             out.print_rows(rows)
             rows = []
@@ -130,12 +135,10 @@ def _batch(out: Output, position: int, header: Any, data: bytes) -> dict[str, An
 
 
 def _records(out: Output, position: int, data: bytes) -> list[dict[str, Any]]:
+    """Return a row for each record of a batch; CorruptBatch if they cannot be decoded."""
     from klamm.batch import decode
 
-    try:
-        found = decode(data)
-    except CorruptBatch as error:
-        return [_damage(out, position, f"DAMAGED: {error.message}")]
+    found = decode(data)
     if out.is_table:
         return [
             _row(
@@ -146,8 +149,8 @@ def _records(out: Output, position: int, data: bytes) -> list[dict[str, Any]]:
             )
             for record in found
         ]
-    unsaid = ("topic", "partition")  # a file does not know them
+    unknown = ("topic", "partition")  # a segment does not name them
     return [
-        {"position": position, **{name: each for name, each in as_plain(record).items() if name not in unsaid}}
+        {"position": position, **{name: value for name, value in as_plain(record).items() if name not in unknown}}
         for record in found
     ]

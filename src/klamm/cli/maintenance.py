@@ -36,11 +36,14 @@ def check(
 ) -> None:
     """Verify a store and report damage. Exit code 3: damage was found."""
     import klamm
+    from klamm.store.layout import LOST
 
     where = found_path(one_of(path, store))
     if repair:
         confirm(
-            f"{where} would be repaired: torn tails and damaged batches moved aside, heads and indexes rebuilt", yes=yes
+            f"{where} would be repaired: torn tails and damaged batches moved aside, heads and indexes rebuilt; "
+            f"a klamm.db that is missing or damaged as a whole made again, without {LOST}",
+            yes=yes,
         )
     with progress("checking", "bytes") as on_progress:
         report = klamm.check(where, repair=repair, progress=on_progress)

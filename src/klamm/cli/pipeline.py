@@ -32,7 +32,7 @@ from klamm.cli.output import (
 from klamm.cli.output import since as since_then
 from klamm.cli.stores import StoreOption, check_directory, found_path, opened, path_of
 from klamm.errors import InvalidSetting
-from klamm.where import Where
+from klamm.where import Where, fixed, time_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ DeadLetters = Annotated[
 
 def _time_ms(text: str) -> int:
     """Return the milliseconds since 1970 of a time, or of how long ago it was."""
-    time_ms = Where(text, name="--since").at(time.time_ns() // 1_000_000).time_ms
+    time_ms = time_of(fixed(Where(text, name="--since"), time.time_ns() // 1_000_000))
     if time_ms is None:
         raise InvalidSetting(f"--since: {text!r} is not a time", hint="expected 2h (ago), or 2026-11-15T10:00")
     return time_ms

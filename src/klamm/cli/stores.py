@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CreateOption",
     "FromOption",
+    "OffsetResetOption",
     "PartitionOption",
     "PathArgument",
     "StoreOption",
@@ -74,6 +75,13 @@ FromOption = Annotated[
         "--since",
         metavar="WHERE",
         help="Start: earliest, latest, 4711 (an offset), 15m (ago), 2026-11-15T10:00, 'last 10'.",
+    ),
+]
+OffsetResetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="earliest|latest|error",
+        help="Where to start if the group has no offset, or one that is gone. [default: earliest; gone: an error]",
     ),
 ]
 PartitionOption = Annotated[

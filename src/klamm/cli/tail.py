@@ -16,7 +16,7 @@ import typer
 
 from klamm.cli.output import OnProgress, progress, write
 from klamm.cli.records import Filter, RecordOutputOption, is_format, parse_headers
-from klamm.cli.stores import FromOption, StoreOption, core_of, opened, some_groups, some_topics
+from klamm.cli.stores import FromOption, OffsetResetOption, StoreOption, core_of, opened, some_groups, some_topics
 from klamm.client.consume.tail import read_history
 from klamm.client.subscription import open_partitions
 from klamm.errors import InvalidSetting, UnknownTopic
@@ -48,6 +48,7 @@ def tail(
             autocompletion=some_groups,
         ),
     ] = None,
+    auto_offset_reset: OffsetResetOption = None,
     partition: Annotated[
         list[int] | None, typer.Option("-p", "--partition", metavar="N", help="Only this partition; may be repeated.")
     ] = None,
@@ -69,6 +70,8 @@ def tail(
         raise InvalidSetting(
             "--group starts at its committed offsets, in all partitions", hint="leave out -n, --from and --partition"
         )
+    if group is None and auto_offset_reset is not None:
+        raise InvalidSetting("--auto-offset-reset goes with --group", hint="--from says where to start without one")
     for name in filter(is_format, topics):
         raise InvalidSetting(f"{name}: is not the name of a topic", hint=f"a format is an option: -o '{name}'")
     topics = list(dict.fromkeys(topics))
@@ -78,7 +81,7 @@ def tail(
         if group is None:
             source = _of_topics(events, _chosen(events, topics, partition), n, begin, wanted, follow)
         else:
-            source = _of_group(events, topics, group, follow)
+            source = _of_group(events, topics, group, auto_offset_reset, follow)
         show = out.encoder(with_topics=len(topics) > 1)
         try:
             with source as (batches, commit), progress("reading", printing=True) as on_progress:
@@ -164,6 +167,7 @@ def _numbers(chosen: list[TopicPartition]) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _of_group(store: Store, topics: list[str], group: str, follow: bool) -> Iterator[_Source]:
-    with store.consumer(topics, group=group, wait=None if follow else 0) as consumer:
+def _of_group(store: Store, topics: list[str], group: str, reset: Any, follow: bool) -> Iterator[_Source]:
+    wait_s = None if follow else 0
+    with store.consumer(topics, group=group, auto_offset_reset=reset, wait=wait_s) as consumer:
         yield _Source(consumer.batches(_CHUNK), consumer.commit)

@@ -11,7 +11,7 @@ from klamm.cli.pairs import split_pair
 from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, core_of, opened
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.store.settings import Settings
-from klamm.where import Where
+from klamm.where import Where, fixed, offset_in
 
 if TYPE_CHECKING:
     from klamm.types import Cut, TopicInfo
@@ -173,10 +173,10 @@ def purge(
             count = len(events.topics.describe(topic).partitions)
             raise UnknownTopic(f"{topic}: there is no partition {partition}", hint=f"it has 0 to {count - 1}")
         core = core_of(events)
-        end, opened_topic = end.at(core.heads.wall_ms()), core.topic(topic)
+        end, opened_topic = fixed(end, core.heads.wall_ms()), core.topic(topic)
         moves = []
         for each in found:
-            until = end.offset_in(opened_topic.partition(each.number), end=each.end, default=each.start)
+            until = offset_in(end, opened_topic.partition(each.number), end=each.end, default=each.start)
             if until > each.start:
                 moves.append((each.number, each.start, min(until, each.end)))
         if not moves:

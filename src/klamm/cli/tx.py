@@ -57,8 +57,8 @@ def abort(
     confirm(f"The transaction of {which} would be aborted; it may have appended to: {written}", yes=yes)
     with opened(store) as events:
         was_open = events.transactions.abort(transaction.producer_id)
-    what = "aborted the" if was_open else "meanwhile ended: the"
-    out.report(f"{what} transaction of {which}", {"producer_id": transaction.producer_id, "aborted": was_open})
+    what = f"aborted the transaction of {which}" if was_open else f"the transaction of {which} had ended by itself"
+    out.report(what, {"producer_id": transaction.producer_id, "aborted": was_open})
 
 
 def _find(store: Store, which: str) -> TransactionInfo:

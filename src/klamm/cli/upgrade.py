@@ -27,17 +27,17 @@ def upgrade(
 
     check_directory(one_of(path, store), "upgrade", "a server upgrades its own store when it starts")
     where = found_path(one_of(path, store))
-    before = formats_of(where)
+    before = formats_of(where, read_only=False)
     if not check:
         with opened(where) as events, progress("upgrading", "partitions") as on_progress:
             _, topics = events._acquired().all_topics()
             done, total = 0, sum(topic.count for topic in topics)
+            on_progress(done, total)
             for topic in topics:
                 for number in range(topic.count):
-                    on_progress(done, total)
                     topic.partition(number)  # which recovers it
-                    done += 1
-    after = formats_of(where)
+                    on_progress(done := done + 1, total)
+    after = formats_of(where, read_only=False)
     out.print_object(
         {
             "store": where,

@@ -22,7 +22,7 @@ import typer
 
 from klamm.cli.output import OutputOption
 from klamm.cli.records import parse_seconds
-from klamm.cli.stores import StoreOption, opened, some_groups, some_topics
+from klamm.cli.stores import OffsetResetOption, StoreOption, opened, some_groups, some_topics
 from klamm.client.options import choice
 from klamm.errors import InvalidSetting, KlammError
 from klamm.store.names import nearest
@@ -61,6 +61,7 @@ def work(
         ),
     ],
     store: StoreOption = None,
+    auto_offset_reset: OffsetResetOption = None,
     workers: Annotated[int, typer.Option("-w", "--workers", metavar="N", help="Records handled at a time.", min=1)] = 8,
     processes: Annotated[bool, typer.Option("--processes", help="Workers are processes, not threads.")] = False,
     timeout: Annotated[
@@ -135,8 +136,8 @@ def work(
         options["give_up_on"] = [_error_type(name, "--give-up-on") for name in give_up_on]
     if on_error == "dead-letter":
         options["on_dead_letter"] = log.dead_lettered
-    serde_name: Any = serde  # which the consumer checks
-    with opened(store) as events, events.consumer(topics, group=group, serde=serde_name, wait=wait_s) as consumer:
+    checked: dict[str, Any] = {"serde": serde, "auto_offset_reset": auto_offset_reset}  # by the consumer
+    with opened(store) as events, events.consumer(topics, group=group, wait=wait_s, **checked) as consumer:
         event("working", handler=handler, topics=",".join(topics), group=group, workers=workers, store=events.path)
         notify("READY=1", f"STATUS=handling {', '.join(topics)} by {handler}")
         try:

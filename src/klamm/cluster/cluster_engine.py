@@ -23,12 +23,11 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from klamm.batch import BAD_RAISE, BAD_SKIP, RECORDS, Record
-from klamm.client.consume.log_engine import SeenVersions
-from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
+from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVersions, position_is_gone
 from klamm.client.consume.record_format import converted
 from klamm.client.subscription import open_partitions
 from klamm.cluster.address import import_confluent_kafka
-from klamm.cluster.cluster_partition import out_of_range, reading_config, receive
+from klamm.cluster.cluster_partition import reading_config, receive
 from klamm.cluster.kafka_errors import error_of, translated
 from klamm.disk._os import PriorityMutex
 from klamm.errors import Closed, StoreBusy, StoreError, Unreachable
@@ -262,8 +261,7 @@ class ClusterEngine:
             cursor.seek(Position(ends.start if self._reset == "earliest" else ends.end))
             return
         cursor.is_stale = True
-        hint = "seek to an offset in that range, or choose an auto_offset_reset"
-        raise out_of_range(cursor.name, cursor.received, ends, hint)
+        raise position_is_gone(cursor.name, cursor.received, ends.start, ends.end)
 
     def _skip_to(self, cursor: _Cursor) -> None:
         """Move the position over what has no records: markers, and what was aborted."""

@@ -322,7 +322,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
             held, writer.stream.held = writer.stream.held or [], []
             if committed:
                 self._cluster_pool.own_commits.add(
-                    (TopicPartition(batch.topic, batch.partition), offset) for batch, offset, _ in held
+                    (TopicPartition(batch.topic, batch.partition), offset) for batch, offset, _ in held if offset >= 0
                 )
                 self._cluster_pool.keep(self)
             else:

@@ -58,10 +58,9 @@ class Parts:
         return found
 
     def append(self, topic: str, key: bytes | None, value: bytes | None, headers: Any) -> int:
-        """Append one record, acknowledged by all replicas in sync, and return its offset."""
+        """Append one record, acknowledged by all replicas in sync, and return its offset; -1 if it is not known."""
         offset = self.stream(-1).send(topic, value, key=key, headers=headers).result()
-        assert offset is not None
-        return offset
+        return -1 if offset is None else offset
 
     def pool(self) -> Pool:
         """Return what begins transactions."""

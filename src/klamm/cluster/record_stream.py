@@ -9,6 +9,7 @@ The thread holds no reference to its stream: once that is dropped, what was prod
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ from klamm.times import to_ms
 if TYPE_CHECKING:
     from klamm.cluster.cluster_core import ClusterCore
 
-__all__ = ["RecordStream", "plain_headers"]
+__all__ = ["RecordStream", "known_offset", "plain_headers"]
 
 _POLL_S = 0.1
 _AGE_S = 3.0  # after which the partitions of a topic are looked up again
@@ -131,7 +132,7 @@ class RecordStream:
         def delivered(error: Any, message: Any) -> None:
             outstanding.discard(batch)
             if error is None:
-                offset, stamp = message.offset() if acks else -1, message.timestamp()[1] if stamps else -1
+                offset, stamp = known_offset(message) if acks else -1, message.timestamp()[1] if stamps else -1
                 if self.held is None:
                     batch.resolve(offset, stamp)
                 else:
@@ -250,8 +251,18 @@ def _listen(producer: Any, is_over: threading.Event) -> None:
     while not is_over.is_set() or len(producer):
         try:
             producer.poll(_POLL_S)
-        except import_confluent_kafka().KafkaException:  # a fatal error: what was produced fails, which is told there
+        except import_confluent_kafka().KafkaException:  # a fatal error: each record that was produced fails
             is_over.wait(_POLL_S)
+        except BaseException:  # noqa: BLE001  # of a callback: without this thread no record would be acknowledged again
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+
+def known_offset(message: Any) -> int:
+    """Return the offset of a record that was delivered. -1: it is not known, for the record was sent again after its
+    leader had been lost, and the new one knew only that it had it.
+    """
+    offset = message.offset()
+    return -1 if offset is None else int(offset)
 
 
 def as_bytes(data: Any, what: str) -> Any:

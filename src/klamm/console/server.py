@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from klamm.console.options import is_loopback
 from klamm.errors import InvalidSetting, NotInstalled
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["run_console"]
 
 _GRACE_S = 5  # that requests may take when it ends
+
+_log = logging.getLogger("klamm.console")
 
 
 def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Callable[[str], object]) -> None:
@@ -32,6 +36,14 @@ def run_console(store: Store, path: str, options: ConsoleOptions, on_ready: Call
     from klamm.console.sampler import Sampler
 
     listener = _listen(options)
+    if options.needs_login and not is_loopback(options.host):
+        what = "passwords of users" if options.has_users else "its token"
+        _log.warning(
+            "klamm console at %s, beyond this machine: there is no encryption, so everyone on the way can read %s"
+            " (put a proxy with TLS in front, and let the console listen at 127.0.0.1)",
+            options.host,
+            what,
+        )
     sampler = Sampler(store, on_look=Recorder(store).record if options.record else None)
     console = Console(store, path, options, sampler)
 

@@ -22,7 +22,7 @@ from klamm.console.html import join
 from klamm.console.pages.record_html import record_row
 from klamm.console.pages.topic import chosen_partitions, filter_of, view_of
 from klamm.errors import KlammError
-from klamm.where import Where, range_in
+from klamm.where import Where, is_positions, range_in
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -79,7 +79,7 @@ def _since(last_id: str) -> Where | None:
         where = Where(last_id) if last_id else None
     except KlammError:
         return None
-    return where if where is not None and where.is_positions else None
+    return where if where is not None and is_positions(where) else None
 
 
 async def tail_events(console: Console, visit: Visit, request: Request) -> AsyncIterator[str]:

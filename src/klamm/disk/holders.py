@@ -90,7 +90,7 @@ class Holder(NamedTuple):
         if self.process is not None and self.process.pid == os.getpid():
             return "let that thread go on"
         if self == NONE_NOW:
-            return "try again: others had it meanwhile"
+            return "try again: other processes held it for moments, one after the other"
         if self.process is None:
             return "`klamm who` as root, outside of containers, shows which process that is"
         if self.process.is_stopped:

@@ -35,7 +35,7 @@ class Admission:
         self, broker: Broker, table: dict[int, SupportedApi], supported_versions: Callable[[], Struct]
     ) -> None:
         self._broker = broker
-        self.table = table
+        self.table = dict(table)  # the server's own
         self.supported_versions = supported_versions
         """Return the response to ApiVersions of an unknown version."""
         self._ordinary = {row.api.key: row.ordinary for row in table.values() if row.ordinary is not None}

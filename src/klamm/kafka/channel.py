@@ -64,7 +64,7 @@ class Channel(asyncio.BufferedProtocol):
         self._transport = transport
         given = transport.get_extra_info("socket")
         make_writer = TlsResponseWriter if self.endpoint.uses_tls else ResponseWriter
-        self.writer = make_writer(transport, given, listener, self.close, self.resume_writing)
+        self.writer = make_writer(transport, given, listener, self.close, self._send_on)
         peer, local_address = (plain(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         self.session = Session(self, listener, peer, local_address)
         self.active = listener.now()
@@ -104,8 +104,13 @@ class Channel(asyncio.BufferedProtocol):
         self.writer.pause()
 
     def resume_writing(self) -> None:
-        self.active = self._listener.now()
         self.writer.resume()
+        self._send_on()
+
+    def _send_on(self) -> None:
+        """Send the rest of a response; then handle the next request."""
+        self.active = self._listener.now()
+        self.writer.send_on()
         self.go_on()
         if self._is_at_end and not self.writer.is_busy:
             self._transport.close()

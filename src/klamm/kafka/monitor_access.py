@@ -77,6 +77,14 @@ class _Client(NamedTuple):
     principal: str = ""
 
 
+class _Login(NamedTuple):
+    mechanism: str
+    user: str
+
+
+_NOBODY = _Login("", "")
+
+
 class Access:
     """The access to one HTTP port. Thread-safe."""
 
@@ -126,13 +134,15 @@ class Access:
         host, port = request.connection.getsockname()[:2]
         client = _Client(request.host, request.port, (host, port))
         try:
-            user = self._log_in(broker, request) if self._protocol.startswith("SASL_") else self._certified(request)
+            login = self._log_in(broker, request) if self._protocol.startswith("SASL_") else self._certified(request)
         except _Wrong as wrong:
             if wrong.mechanism:
                 self._failed(broker, client, wrong)
             asks = self._asks()
             return DeniedResponse(401 if asks else 403, "credentials are missing or invalid", asks)
-        client = client._replace(principal=f"User:{user or 'ANONYMOUS'}")
+        client = client._replace(principal=f"User:{login.user or 'ANONYMOUS'}")
+        if login.user:
+            self._count(lambda broker: _record_login(broker, client, login))
         try:
             is_allowed = self._on_loop(broker, _may_describe(broker, client))
         except (KlammError, TooLate):
@@ -153,25 +163,25 @@ class Access:
         is_token = self._settings.sasl_enabled_mechanisms.strip() == "OAUTHBEARER"
         return 'Bearer realm="klamm"' if is_token else 'Basic realm="klamm", charset="UTF-8"'
 
-    def _certified(self, request: Request) -> str:
-        """Return the user that the certificate of the client stands for; empty if it has none."""
+    def _certified(self, request: Request) -> _Login:
+        """Return the user that the certificate of the client stands for; none if it has none."""
         if not isinstance(request.connection, ssl.SSLSocket) or self._certificates is None:
-            return ""
+            return _NOBODY
         certificate = request.connection.getpeercert(binary_form=True)
         fields = request.connection.getpeercert()
         if not certificate or not fields:
-            return ""
+            return _NOBODY
         user = self._certificates.rules.apply(distinguished_name(certificate))
         if not user or ssl.cert_time_to_seconds(str(fields["notAfter"])) <= time.time():
             raise _Wrong("TLS", "", "its certificate has expired, or no rule of ssl.principal.mapping.rules fits it")
-        return user
+        return _Login("TLS", user)
 
-    def _log_in(self, broker: Broker, request: Request) -> str:
+    def _log_in(self, broker: Broker, request: Request) -> _Login:
         """Return the user. Raise _Wrong."""
         scheme, _, given = request.authorization.partition(" ")
         if scheme.lower() == "bearer" and broker.tokens is not None:
             try:
-                return broker.tokens.verify(given.strip()).user
+                return _Login("OAUTHBEARER", broker.tokens.verify(given.strip()).user)
             except BadExchange as error:
                 raise _Wrong("OAUTHBEARER", "", str(error)) from None
         if scheme.lower() != "basic" or set(broker.mechanisms) == {"OAUTHBEARER"}:
@@ -189,7 +199,7 @@ class Access:
         fits = (credential or decoys.decoy(user, ANY)).fits(password)
         if credential is None or not fits or not colon:
             raise _Wrong("PLAIN", user, f"wrong password of {user[:100]!r}, or no such user")
-        return user
+        return _Login("PLAIN", user)
 
     def _failed(self, broker: Broker, client: _Client, wrong: _Wrong) -> None:
         why = f"login by {wrong.mechanism} at the metrics port failed: {wrong.why}"
@@ -230,6 +240,13 @@ class _Wrong(Exception):
         self.mechanism = mechanism
         self.user = user
         self.why = why
+
+
+def _record_login(broker: Broker, client: _Client, login: _Login) -> None:
+    """Record that a client has shown who it is. On the loop."""
+    if login.mechanism != "TLS":  # of which the handshake counts
+        broker.metrics.login(login.mechanism, "success")
+    broker.audit.authenticated(client, login.mechanism, login.user)
 
 
 async def _may_describe(broker: Broker, client: _Client) -> bool:

@@ -119,7 +119,12 @@ class PartitionExecutors:
                 executor.jobs.append((job, done))
                 return done
             if len(self._by_key) >= MAX_PARTITION_EXECUTORS:
-                done.set_exception(StoreBusy("too many partitions are held by other processes", hint="try again"))
+                done.set_exception(
+                    StoreBusy(
+                        "too many partitions are held by other processes",
+                        hint="try again; klamm who names the processes",
+                    )
+                )
                 return done
             executor = self._by_key[key] = _PartitionExecutor()
             executor.jobs.append((job, done))

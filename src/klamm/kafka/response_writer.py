@@ -3,7 +3,7 @@
 Small responses go in one send. Records that lie in files go by `sendfile` (where the system has none, by a copy through
 memory). If the socket is full, a piece is left to the transport, which copies it, and the rest goes on when that is
 gone. So a slow reader holds the response once, a piece, and positions in files. What it holds is counted until it has
-read all (unread.py).
+read all (unread.py). A client that reads as fast as we send has the loop for TURN_S at a time.
 
 Before a part of a file is sent, a few of its bytes are read if they are in memory. If not, a thread reads that part
 first, so that the loop does not wait for the disk.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResponseWriter"]
 
+TURN_S = 0.001  # as in channel.py, for responses of many pieces
 _PIECE = 16 * 1024  # of a file or of bytes, when the socket is full: sent when there is space, and the rest follows
 _WINDOW = 1024 * 1024  # of a file, that is looked at, and read by a thread if need be, before it is sent
 _COPIED = 64 * 1024  # of a file, at a time, where the system has no sendfile
@@ -56,11 +57,12 @@ def _load(file: SegmentFile, size: int, position: int) -> None:
 class ResponseWriter:
     """The writer of one channel's responses.
 
-    `close` is called with the reason when it cannot go on, `loaded` when a thread has read.
+    `close` is called with the reason when it cannot go on, `on_turn` when it can: a thread has read, or other
+    connections have had their turn.
     """
 
-    __slots__ = ("_cached_end", "_close", "_is_stuck", "_listener", "_loaded", "_metrics", "_out", "_socket",
-                 "_transport", "is_busy", "is_closed")  # fmt: skip
+    __slots__ = ("_cached_end", "_close", "_is_full", "_is_waiting", "_listener", "_metrics", "_on_turn", "_out",
+                 "_socket", "_transport", "is_busy", "is_closed")  # fmt: skip
 
     def __init__(
         self,
@@ -68,16 +70,17 @@ class ResponseWriter:
         given: socket.socket,
         listener: Listener,
         close: Callable[[str], None],
-        loaded: Callable[[], None],
+        on_turn: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._socket = socket.socket(given.family, given.type, given.proto, fileno=given.fileno())
         self._metrics = listener.metrics
         self._listener = listener
         self._close = close
-        self._loaded = loaded
+        self._on_turn = on_turn
         self._out: deque[bytes | memoryview | Range] = deque()  # of a response: what is still to be sent
-        self._is_stuck = False  # the transport has a piece that the socket did not take, or a thread reads
+        self._is_full = False  # the transport has bytes that the socket did not take
+        self._is_waiting = False  # a thread reads, or other connections have their turn
         self._cached_end = -1  # of the range that is being sent: what lies before is in memory
         self.is_busy = False
         """Whether a part of a response is still to be sent."""
@@ -98,12 +101,15 @@ class ResponseWriter:
 
     def pause(self) -> None:
         """Pause: the transport has bytes that the socket did not take."""
-        self._is_stuck = self.is_busy = True
+        self._is_full = self.is_busy = True
         self._cached_end = -1  # until the client reads on, that may take long
 
     def resume(self) -> None:
-        """Resume: the socket took them, or a thread has read what is to be sent."""
-        self._is_stuck = False
+        """Resume: the socket took them."""
+        self._is_full = False
+
+    def send_on(self) -> None:
+        """Send the rest of the response, or as much as can be sent now."""
         self._send_on()
         if not self.is_busy:
             self._release()
@@ -141,18 +147,30 @@ class ResponseWriter:
             self._listener.unread_ranges.hold(self, ranges, self._close)
 
     def _send_on(self) -> None:
-        out = self._out
+        out, turn_ends = self._out, 0.0
         try:
-            while out and not self._is_stuck and not self.is_closed:
+            while out and not (self._is_full or self._is_waiting or self.is_closed):
                 part = out[0]
                 if isinstance(part, Range):
                     self._send_range(part)
                 else:
                     out.popleft()
                     self._send_bytes(part, _MORE if out else 0)
+                if out and not self._is_waiting:
+                    now = self._listener.now()
+                    if not turn_ends:
+                        turn_ends = now + TURN_S
+                    elif now >= turn_ends:
+                        self._is_waiting = True
+                        self._listener.broker.loop.call_soon(self._take_turn)
         except OSError:
             self._close("")
-        self.is_busy = self._is_stuck or bool(out)
+        self.is_busy = self._is_full or self._is_waiting or bool(out)
+
+    def _take_turn(self) -> None:
+        self._is_waiting = False
+        if not self.is_closed:
+            self._on_turn()
 
     def _send_bytes(self, part: bytes | memoryview, flags: int) -> None:
         try:
@@ -191,19 +209,16 @@ class ResponseWriter:
         if is_cached(part.file.fd, size, part.position):
             self._cached_end = part.position + size
             return True
-        self._is_stuck = True
+        self._is_waiting = True
         reading = self._listener.broker.disk(_load, part.file, size, part.position)
         reading.add_done_callback(partial(self._on_loaded, part.position + size))
         return False
 
     def _on_loaded(self, end: int, reading: asyncio.Future[None]) -> None:
-        if self.is_closed:
-            return
-        if reading.exception() is not None:
+        if not self.is_closed and reading.exception() is not None:
             self._close("connection closed: a file of the log cannot be read")
-            return
         self._cached_end = end
-        self._loaded()
+        self._take_turn()
 
     def _end_range(self) -> None:
         self._out.popleft()

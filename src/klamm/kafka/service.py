@@ -35,6 +35,10 @@ _METRICS_OPEN = (
     "there is no authentication and no encryption, so everyone on the way can read them, and names of topics and"
     " groups with them (metrics.security.protocol)"
 )
+_METRICS_READABLE = (
+    "there is no encryption, so everyone on the way can read the passwords of users that read them"
+    " (metrics.security.protocol=SASL_SSL)"
+)
 _ANONYMOUS = "there is no authentication, so every client that reaches the port has the rights of User:ANONYMOUS"
 
 _log = logging.getLogger("klamm.kafka")
@@ -85,8 +89,9 @@ class Service:
             protocol = settings.metrics_security_protocol or by_default
             access = Access(settings, protocol) if protocol != PLAINTEXT or settings.authorizer_class_name else None
             self.monitor = Monitor(settings.host, settings.metrics, access)
-            if protocol == PLAINTEXT and not self.monitor.is_loopback:
-                _log.warning("metrics at %s, beyond this machine: %s", self.monitor.address, _METRICS_OPEN)
+            why = {PLAINTEXT: _METRICS_OPEN, "SASL_PLAINTEXT": _METRICS_READABLE}.get(protocol)
+            if why and not self.monitor.is_loopback:
+                _log.warning("metrics at %s, beyond this machine: %s", self.monitor.address, why)
         try:
             await self.server.start()
         except BaseException:

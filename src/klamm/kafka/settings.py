@@ -262,6 +262,7 @@ class ServerSettings:
         for name, value in values.items():
             found = known.get(_key(name))
             if found is None:
+                _check_not_of_one_listener(name)
                 raise InvalidSetting("a server has no such setting", setting=name, hint=nearest(name, SERVER_SETTINGS))
             typed[_key(name)] = _parse(SERVER_SETTINGS[found], value)
         return cls(**typed)
@@ -285,6 +286,17 @@ class ServerSettings:
         """Return the value of `name` as a string."""
         value = getattr(self, _key(name))
         return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_not_of_one_listener(name: str) -> None:
+    """Raise InvalidSetting for a setting of one listener, as Kafka has them."""
+    if _key(name).startswith("listener_name_"):
+        setting = name.split(".", 3)[-1] if name.count(".") > 2 else "it"
+        raise InvalidSetting(
+            "a listener has no settings of its own but its protocol and address",
+            setting=name,
+            hint=f"set {setting} without listener.name: it counts for all listeners",
+        )
 
 
 def _key(name: str) -> str:

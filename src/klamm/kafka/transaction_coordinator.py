@@ -43,6 +43,7 @@ from klamm.errors import GroupBusy, InvalidSetting, KlammError
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.parallel_sync import ParallelSync
 from klamm.store import joint_decision
+from klamm.store import transaction_table as table
 from klamm.store.joint_decision import Decided, Decision
 from klamm.store.markers import is_synced
 from klamm.store.transaction_state import (
@@ -416,16 +417,18 @@ class TransactionCoordinator:
         def write(execute: Execute) -> Decided | None:
             if not names.issuperset(joint_decision.names_in(execute, decision.scope)):
                 return None
+            ranges = [table.pending_ranges(execute, producer_id) for producer_id, _ in outputs]
+            inputs = [each for moved in ranges for each in moved]  # of all: one decision has moved them
             decided = joint_decision.decide(
                 execute, decision, self._resolver.now(), synced=synced, marked=marked, fresh_ids=fresh_ids
             )
             for before, done in decided.steps:
                 if before is not None and done.row is not None and done.row.is_committed and before.key in outputs:
-                    lineage.write(execute, before, (), outputs[before.key])
+                    lineage.write(execute, before, inputs, outputs[before.key])
             return decided
 
         decided = self._resolver.group_commit.run(write)
-        if decided is not None and decided.outcome is Outcome.OK and not decided.is_changed:
+        if decided is not None and decided.outcome is Outcome.OK and not decided.conflict:
             for before, done in decided.steps:  # what was marked before is written now that it is complete
                 if before is not None and done.row != before:
                     self._marked.pop(before.producer_id, None)

@@ -50,7 +50,8 @@ cdef class Heads:
         cdef int64_t until = klamm_monotonic_ns() + MAPPED_WAIT_NS
         while os_lock(self.fd, MAPPED, F_RDLCK, 0) and errno in (EAGAIN, EACCES):
             if klamm_monotonic_ns() > until:
-                raise StoreBusy(f"{self.path}: another process makes the file smaller", hint="is it stopped? try again")
+                raise StoreBusy(f"{self.path}: another process makes the file smaller",
+                                hint="try again; if that process is stopped, continue it or end it")
             time.sleep(0.001)
         return 0
 

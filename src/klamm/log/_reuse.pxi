@@ -4,8 +4,9 @@
 cdef int is_reused(Writer *w) noexcept nogil:
     """Return whether the partition was deleted and its slot belongs to another one by now.
 
-    Asked after what was read of the slot is copied: the generation moves before anything else changes. A process that
-    has one of the slot's locks and was told no keeps the slot: to use it again takes all of them.
+    A reader copies what it needs of the slot first and calls this afterwards: `use_again` changes the
+    generation before anything else. A process that holds one of the slot's four locks, and got 0 here, can rely on the
+    slot until it gives the lock up: `use_again` needs all four.
     """
     klamm_fence_acquire()
     return (load64(&w.slot.flags) ^ w.slot_generation) >> 32 != 0
@@ -25,10 +26,10 @@ cdef int keep_unless_reused(Writer *w) noexcept nogil:
 
 
 cdef void use_again(Writer *w, const char *topic_id, uint32_t number) noexcept nogil:
-    """Make the slot the empty slot of another partition, but for DELETED. Called under all four locks of the slot.
+    """Clear the slot for another partition, and leave it marked DELETED. Called under all four locks of the slot.
 
-    The generation moves first, so that logs of the partition that was deleted change nothing from now on and take
-    nothing they read for theirs.
+    The generation changes first: from then on `is_reused` is true for every process that still has the deleted
+    partition open, so it neither writes to the slot nor uses what it has read there.
     """
     cdef Slot *slot = w.slot
     cdef Commit empty
@@ -37,7 +38,7 @@ cdef void use_again(Writer *w, const char *topic_id, uint32_t number) noexcept n
     store64(&slot.flags, w.slot_generation | FLAG_DELETED)
     klamm_fence_release()
     memset(&empty, 0, sizeof(empty))
-    for i in range(RING):                               # no commit of the other one is evidence for this one
+    for i in range(RING):                               # the deleted partition's commits say nothing of the new one
         store_commit(&slot.ring[i], &empty)
     store_i64(&slot.index_base, -1)
     store_i64(&slot.index_position, 0)

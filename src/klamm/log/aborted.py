@@ -9,9 +9,10 @@ the marker finds it.
 
 Promises
   A1  The file is complete, not sparse: every abort marker below the commit that ended a transaction has an entry.
-  A2  If a killed writer left an entry without its marker, an entry with the right marker follows later. Both cover the
-      same records: until the marker is written, the producer writes no others. For readers that count transactions, as
-      clients of the Kafka server do, ranges.py returns each once.
+  A2  A writer that is killed between entry and marker leaves an entry that no marker belongs to. The transaction is
+      still open then, and the process that ends it writes a second entry, with its marker. Both entries cover the same
+      records, for the producer cannot write others before the marker. Clients of the Kafka server count the entries
+      that they get, so ranges.py returns one of the two.
   A3  Entries below the latest snapshot of producers are on disk; recovery re-creates the later ones from the log.
 """
 
@@ -49,7 +50,8 @@ ENTRY_SIZE = 32
 assert _ENTRY.size == ENTRY_SIZE
 
 Listed = tuple[int, int, int]
-"""Base offset of a segment, and how many entries its file has at least that end below an offset."""
+"""What must be in a file, according to the recovery point or the head, as (base, count, below): the file of the segment
+with base offset `base` has at least `count` entries whose last offset is less than `below`."""
 
 Spans = dict[int, list[tuple[int, int]]]
 """By producer id: first and last offsets."""
@@ -129,7 +131,10 @@ def write(directory: str, base: int, entries: list[Aborted]) -> None:
 
 
 def sync(directory: str, first: int) -> None:
-    """Make the files of these segments and of later ones durable, names included: a snapshot relies on them."""
+    """Sync the files, and their names, of the segments whose base offset is `first` or greater.
+
+    Called before a snapshot of producers is written, on which A3 stands.
+    """
     found = [base for base in segment.bases(directory, SUFFIX) if base >= first]
     for base in found:
         files.sync_file(segment.path_of(directory, base, SUFFIX))

@@ -39,7 +39,7 @@ def error_of(partition: Partition, result: int) -> KlammError:
     if result == Result.READ_ONLY or result == -errno.EROFS or (result == -errno.EBADF and partition.is_read_only):
         return ReadOnly(f"{where}: opened for reading only")
     if result in (Result.REPLACED, -errno.ESTALE):
-        return replaced(partition)
+        return _moved_error(partition)
     if result == Result.OLDER_HEAD:
         return CorruptBatch(
             f"{partition.heads.path}: is older than the log of {where}; it may have been restored from a backup",
@@ -85,13 +85,19 @@ def error_of(partition: Partition, result: int) -> KlammError:
     return LogError(f"{where}: cannot append: {text_of(result)}")
 
 
-def replaced(partition: Partition) -> KlammError:
-    """Return the error for a store that was not at its path; it may be there again by now."""
+def _moved_error(partition: Partition) -> KlammError:
+    """Return the error for an append that found no store, or another one, at the store's path.
+
+    NotAStore if that is still so; a LogError if the store is at its path again.
+    """
     try:
         partition.heads.check_place()
     except NotAStore as error:
         return error
-    return LogError(f"{partition.topic}/{partition.number}: not appended: the store was moved away, and is back")
+    return LogError(
+        f"{partition.topic}/{partition.number}: not appended: the store was moved away, and is back",
+        hint="append again",
+    )
 
 
 def text_of(result: int) -> str:

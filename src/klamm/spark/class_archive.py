@@ -1,6 +1,6 @@
 """A class archive for the JVMs of local sessions: Spark's classes as Java has parsed, checked and linked them.
 
-A session loads thousands of classes. A JVM that is told to writes them into an archive when it ends, and later ones map
+A session loads thousands of classes. With an option, a JVM writes them into an archive when it ends, and later JVMs map
 that file instead (Java's "application class data sharing"). Everything is in the user's cache and may be removed at any
 time:
 

@@ -1,7 +1,7 @@
-"""Everything that Klamm knows of Spark beyond its public API. tests/spark/test_internals.py tries each on the Spark
-that is installed, and says which version it is.
+"""Everything that Klamm uses of Spark beyond its public API.
 
-A new Spark may change any of it. What then happens is said with each.
+A new Spark may change any of it; each docstring says what happens then. tests/spark/test_internals.py tries each
+function on the Spark that is installed, and names the versions that were tried.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _frozen = 0  # modules that were imported when the garbage collector last froze them
 
-# How Spark tells its Python processes to dial it, by TCP or by a Unix socket.
-_DIALS = {f"PYTHON_WORKER_FACTORY_{name}" for name in ("SECRET", "SOCK_PATH", "SOCK_DIR")}
+# The environment variables by which Spark's Python processes know where to connect, by TCP or by a Unix socket.
+_CONNECTS = {f"PYTHON_WORKER_FACTORY_{name}" for name in ("SECRET", "SOCK_PATH", "SOCK_DIR")}
 
 
 def is_worker() -> bool:
-    """Return whether Spark has started this process. If it cannot be told: errors come with tracebacks."""
-    return not _DIALS.isdisjoint(os.environ)
+    """Return whether Spark has started this process. With other variables: False, and errors come with tracebacks."""
+    return not _CONNECTS.isdisjoint(os.environ)
 
 
 def hide_traceback() -> None:
@@ -75,9 +75,10 @@ def own_session(spark: SparkSession) -> SparkSession:
 
 
 def checkpoint_of_batch(df: DataFrame) -> str | None:
-    """Return the checkpoint of the query whose foreachBatch this is; None elsewhere, or if Spark does not tell.
+    """Return the checkpoint of the query whose foreachBatch this is; None outside of one.
 
-    Then the sink knows a micro-batch by its records, not by Spark's plan of it (checkpoint.py).
+    It is None, too, if Spark's internals have changed. Then the sink knows a micro-batch by its records, not by Spark's
+    plan of it (checkpoint.py).
     """
     try:
         spark: Any = df.sparkSession
@@ -138,8 +139,11 @@ def freeze_modules() -> None:
 
 
 def exit_after_hang_up() -> None:
-    """End a process of Spark's whose query was stopped: Spark closes the connection, and a traceback would follow."""
-    if is_worker() and isinstance(sys.exc_info()[1], EOFError):
+    """End a process of Spark's whose query was stopped: Spark closes the connection, and a traceback would follow.
+
+    The process finds it closed when it waits for the next request (EOFError) or when it sends a response.
+    """
+    if is_worker() and isinstance(sys.exc_info()[1], EOFError | BrokenPipeError | ConnectionResetError):
         os._exit(0)
 
 

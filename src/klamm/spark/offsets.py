@@ -212,7 +212,7 @@ class StreamOffsets:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InvalidSetting(
                 f"the checkpoint's offsets are not of format klamm: {json.dumps(data)[:120]}",
-                hint="was it made by another source? a query with another source needs a checkpoint of its own",
+                hint="another source may have written it; a query with another source needs a checkpoint of its own",
             ) from None
 
 

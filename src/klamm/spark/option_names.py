@@ -1,7 +1,7 @@
-"""The names of the options of format("klamm"): what they mean is said in options.py and sink_options.py.
+"""The names of the options of format("klamm"): options.py and sink_options.py say what they mean.
 
 A table of a catalog (CREATE TABLE orders USING klamm OPTIONS (…)) has one list of options, for reading and for writing;
-Spark adds some of its own, of which `location` tells that it is a table.
+Spark adds some of its own, by one of which, `location`, a table is recognised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of format("klamm"), as text in and as values out; whatever does not fit is told in one sentence.
+"""The options of format("klamm"), as text in and as values out; an invalid one raises an error of one sentence.
 
     path                  the store's directory, or klamm://host:9092; load(path) says it, too
     server                host:9092, in the place of path; what follows is for a server: server/address.py
@@ -21,7 +21,7 @@
     startingOffsetsByTimestamp  the same for each partition, as JSON: {"orders": {"0": 1700000000000}}
     endingOffsetsByTimestamp  the same; a batch's only
     startingOffsetsByTimestampStrategy  if a partition has no record at or after its time: error (default), or latest
-    columns               which columns, with commas between them; Spark does not tell a Python source what it needs
+    columns               which columns, with commas between them; a Python source cannot know which Spark needs
     includeHeaders        true: have the column `headers`, too
     minPartitions         at least so many tasks, if the log can be split at batches
     maxRecordsPerPartition  at most so many offsets in a task

@@ -9,8 +9,8 @@ cut, and none points into other records after an older copy of the store was put
   PLN2  A range names the store and the topic by id, so that a task never reads another log of the same name.
   PLN3  Ranges of a partition follow one upon the other: the end of a micro-batch is the start of the next, whichever
         process dies, and the first micro-batch, done again, begins where it began.
-  PLN4  Records that were asked for and are gone (expired, deleted, the topic re-created) are told: by an error, or with
-        failOnDataLoss=false by a warning, and the query goes on with what is there.
+  PLN4  Records that were asked for and are gone (expired, deleted, the topic re-created) are reported: by an error, or
+        with failOnDataLoss=false by a warning, and the query goes on with what is there.
   PLN5  An offset whose leader epoch ended before it is data loss, too: the log has other records from there on. With
         failOnDataLoss=false the query goes on where the epoch ended, so that it reads those.
 
@@ -59,10 +59,10 @@ class Planner:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.server = None if options.server is None else ServerStore(options.server)
         core: Any = self.server  # which answers what is asked of a Core here
-        self.core: Core = core or _opened(options.path)
+        self.core: Core = core or _open_store(options.path)
 
     def close(self) -> None:
         if self.server is not None:
@@ -136,11 +136,11 @@ class Planner:
     # ---- what is gone
 
     def lose(self, error: KlammError) -> None:
-        """Raise it, or with failOnDataLoss=false tell it once."""
+        """Raise `error`, or with failOnDataLoss=false log it, once."""
         if self._options.fail_on_data_loss:
             raise error
-        if error.message not in self._told:
-            self._told.add(error.message)
+        if error.message not in self._logged:
+            self._logged.add(error.message)
             _log.warning("%s; going on, as failOnDataLoss is false", error.message)
 
     def _first_left(self, tp: TopicIdPartition, start: int, ends: Ends) -> int:
@@ -352,7 +352,7 @@ class Planner:
         return found if options.max_records is None else cut(found, options.max_records)
 
 
-def _opened(path: str) -> Core:
+def _open_store(path: str) -> Core:
     try:
         core = acquire(path, read_only=False, create=False, force_filesystem=False)
     except ReadOnly:
@@ -384,7 +384,7 @@ def beyond_end_error(tp: TopicIdPartition, offset: int, ends: Ends) -> OffsetOut
         f"{tp}: the query has come to offset {offset}, but the log ends at {ends.end}",
         offset,
         ends,
-        "was an older copy of the store put back? failOnDataLoss=false goes on at its end",
+        "an older copy of the store may have been put back; failOnDataLoss=false goes on at its end",
     )
 
 

@@ -5,7 +5,7 @@
   3  append    the files in the order of the tasks, batch by batch: no more than one is in memory
   4  sync      (acks=1: not)
   5  decide    the batch's row and the commit, in one SQLite transaction: here it becomes visible; killed before, never
-  6  markers   tell the logs; if one cannot be written now, others will
+  6  markers   write one into each log; one that cannot be written now is written by the next process that can
 
 Promises
   U1  All that was staged for a batch is in the log once, or not at all, wherever this is killed and however often and
@@ -62,7 +62,7 @@ def publish(core: Core, staged: Sequence[TaskCommit], directory: str, batch: Bat
         core.transactions.decide(
             identity, commit=True, also=None if batch is None else partial(batches.put, batch=batch)
         )
-    except AlreadyCommitted as already:  # by another driver, meanwhile
+    except AlreadyCommitted as already:  # by another driver, since the look of step 1
         assert batch is not None
         batches.log_skipped(batch)
         error = already

@@ -1,8 +1,8 @@
 """Filter pushdown: narrow what is read by partition and offset exactly, by time as far as the index knows.
 
 Spark hands over filters that are all to hold. Those on topic, partition and offset become part of the plan, and Spark
-need not look at them again. `timestamp >= …` lets the plan begin at the first record that is as young, found by the
-index; but later records may be older, so Spark still looks. Everything else is left to Spark.
+need not look at them again. `timestamp >= …` lets the plan begin at the first record at or after that time, found by
+the index; but later records may be older, so Spark still looks. Everything else is left to Spark.
 
 A filter of Spark's is recognised by its name, so that nothing here needs Spark.
 """

@@ -69,7 +69,7 @@ def _connected(server: ServerAddress, task: Task) -> Any:
     return _server[2]
 
 
-def _opened(task: Task, *, force_reload: bool = False) -> Core:
+def _open_core(task: Task, *, force_reload: bool = False) -> Core:
     global _kept
     if task.server is not None:
         core: Core = _connected(task.server, task)
@@ -117,9 +117,9 @@ def _topic(core: Core, task: Task) -> OpenTopic:
 def _partition(task: Task) -> tuple[OpenTopic, Partition]:
     """Return the log, at least as far as was planned."""
     number = task.range.tp.partition
-    opened = _topic(_opened(task), task)
+    opened = _topic(_open_core(task), task)
     if _reach(task, opened.partition(number)) < task.range.end:  # opened before a recovery, perhaps
-        opened = _topic(_opened(task, force_reload=True), task)
+        opened = _topic(_open_core(task, force_reload=True), task)
     partition = opened.partition(number)
     if _reach(task, partition) < task.range.end:
         raise beyond_end_error(task.range.tp, task.range.end, partition.ends())
@@ -172,7 +172,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _scan(task: Task, opened: OpenTopic, start: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Scan with the column `offset`, whatever the schema says: it tells how far we are."""
+    """Scan with the column `offset`, whatever the schema says: it shows how far the scan is."""
     number = task.range.tp.partition
     columns: Any = [*schema.names, *(["offset"] if "offset" not in schema.names else [])]
     scan = Scan(

@@ -41,12 +41,12 @@ Path = str | os.PathLike[str] | None
 
 def read(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
     """Return the records of topics, as they are now. Options: docs/reference/spark.md, such as subscribe="orders"."""
-    return _read(spark, spark.read, store, options, streaming=False)
+    return _load(spark, spark.read, store, options, streaming=False)
 
 
 def read_stream(spark: SparkSession, store: Path = None, **options: Any) -> DataFrame:
     """Return the records of topics, and new ones."""
-    return _read(spark, spark.readStream, store, options, streaming=True)
+    return _load(spark, spark.readStream, store, options, streaming=True)
 
 
 def write(df: DataFrame, store: Path = None, **options: Any) -> None:
@@ -127,7 +127,7 @@ def _explained(plan: _Destination) -> Iterator[None]:
         ) from None
 
 
-def _read(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> DataFrame:
+def _load(spark: Any, reader: Any, store: Path, options: Mapping[str, Any], *, streaming: bool) -> DataFrame:
     from klamm.spark.option_names import SOURCE_OPTIONS
     from klamm.spark.options import ReadOptions
 

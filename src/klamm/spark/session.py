@@ -8,8 +8,9 @@
 
 The JVM of a session on this machine maps a class archive (class_archive.py), which lets it start in less time.
 
-What the caller sets wins. A session that this process has already is returned, as Spark does; its
-SQL settings are changed.
+What the caller sets wins; in a program that spark-submit has started, what spark-submit was given (and the
+spark-defaults.conf that it has read) comes next, and the settings of this module last. A session that this process has
+already is returned, as Spark does; its SQL settings are changed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PATH = "spark.klamm.path"
 """The setting that names the store of reads and writes, and of format("klamm"), that name none."""
 
 _SCALA = "2.13"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit alone: where its JVM listens
 _SQL = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -51,35 +53,36 @@ def session(
     *,
     master: str | None = None,
     remote: str | None = None,
-    app_name: str = "klamm",
+    app_name: str | None = None,
     kafka: bool | str | os.PathLike[str] = False,
     **conf: Any,
 ) -> SparkSession:
     """Return a session, ready for format("klamm").
 
-    `path` is the store of a read or a write that names none. `kafka` brings Spark's Kafka
-    connector, by Maven, or from a directory that has its jars. Everything else is a setting of Spark's; dots are
-    written as underscores: spark_sql_shuffle_partitions=8.
+    `path` is the store of a read or a write that names none. `app_name` is "klamm" unless spark-submit was given a
+    name. `kafka` brings Spark's Kafka connector, by Maven, or from a directory that has its jars. Everything else is a
+    setting of Spark's; dots are written as underscores: spark_sql_shuffle_partitions=8.
     """
     pyspark = _pyspark()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     elsewhere = remote or ("" if master else os.environ.get("SPARK_REMOTE", ""))
-    if not elsewhere or elsewhere.startswith("local"):
+    submitted = {} if elsewhere else _submitted(pyspark)
+    if not submitted and (not elsewhere or elsewhere.startswith("local")):
         os.environ["JAVA_HOME"] = java_home()
     builder = pyspark.sql.SparkSession.builder
     if elsewhere:
         builder = builder.remote(elsewhere)
     elif master is not None:
         builder = builder.master(master)
-    wanted = settings(path, master=master, kafka=kafka, version=pyspark.__version__, conf=conf)
+    wanted = settings(path, master=master, kafka=kafka, version=pyspark.__version__, conf=conf, submitted=submitted)
     if elsewhere and not elsewhere.startswith("local"):
         wanted = {name: value for name, value in wanted.items() if name in _SQL or name in _spelled(conf)}
         if path is not None:
             wanted[PATH] = _named(path)
-    else:
-        builder = builder.appName(app_name)
-    if not elsewhere and (master is None or master.startswith("local")):
+    elif app_name is not None or "spark.app.name" not in submitted:
+        builder = builder.appName(app_name or "klamm")
+    if not elsewhere and not submitted and (master is None or master.startswith("local")):
         _add_class_archive(pyspark, wanted)
     for name, value in wanted.items():
         builder = builder.config(name, value)
@@ -130,9 +133,13 @@ def settings(
     kafka: bool | str | os.PathLike[str],
     version: str,
     conf: Mapping[str, Any],
+    submitted: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the settings of a session: ours, and over it what was given."""
-    # By TCP, a task that reads began 40 ms late in every micro-batch (bench/README.md); by Unix sockets it does not.
+    """Return the settings of a session: the caller's, and ours where `submitted`, those of spark-submit, has none."""
+    submitted = submitted or {}
+    if master is None:
+        master = submitted.get("spark.master")
+    # By TCP, a task that reads begins late in every micro-batch (bench/README.md); by Unix sockets it does not.
     found = {**_SQL, "spark.python.unix.domain.socket.enabled": "true"}
     if master is None or master.startswith("local"):
         # Spark else asks for this machine's name, which may not lead back to it, or change with the network.
@@ -140,21 +147,31 @@ def settings(
         # Of 200 partitions, Spark's default, each costs a task in every micro-batch that counts something.
         found["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
         found |= _LOCAL_CHECKPOINTS
+    found = {name: value for name, value in found.items() if name not in submitted}
     if path is not None:
         found[PATH] = _named(path)
     given = _spelled(conf)
     _check_switch(given)
     if kafka:
         name, value = connector(kafka, version)
-        found[name] = f"{given.pop(name)},{value}" if name in given else value
+        more = given.pop(name, submitted.get(name))
+        found[name] = value if more is None else f"{more},{value}"
     return {**found, **given}
+
+
+def _submitted(pyspark: Any) -> dict[str, str]:
+    """Return the settings that spark-submit has given to this program; none if it was started otherwise."""
+    if _GATEWAY not in os.environ:
+        return {}
+    pyspark.SparkContext._ensure_initialized()  # connects to the JVM that spark-submit runs
+    return dict(pyspark.SparkConf().getAll())
 
 
 def _add_class_archive(pyspark: Any, wanted: dict[str, str]) -> None:
     """Make the JVM, if this process has none yet, map a class archive, or write one when it ends."""
     if wanted.get(class_archive.SETTING, "true") == "false":
         return
-    if pyspark.SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+    if pyspark.SparkContext._gateway is not None:
         return
     spark_home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
     options = class_archive.java_options(java.find(), spark_home, pyspark.__version__, wanted)

@@ -12,8 +12,8 @@ transaction of its own, and the driver decides for all (server/decision.py).
 any other column is an error, for it may be one of the above with a slip in its name.
 
 Spark makes a writer on the driver before each job (each micro-batch), and hands a copy to every task. For a stream it
-makes another one to commit with. Options, schema and topics are looked at when one is made: what can be known then is
-told before a job starts. A task needs nothing of the store but the directory for staged files.
+makes another one to commit with. The writer checks options, schema and topics when it is made, so that such errors are
+raised before a job starts. A task needs nothing of the store but the directory for staged files.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class _Stager:
         encoder = self._encoders.get(topic)
         if encoder is None:
             encoder = self._encoders[topic] = self._encoder(topic)
-        try:  # what a type does not tell: a partition of -1, a header without a name
+        try:  # what a type allows: a partition of -1, a header without a name
             columns = Rows.of(rows)
             encoder.take(columns)
         except (TypeError, ValueError) as error:

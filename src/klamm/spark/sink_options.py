@@ -9,7 +9,7 @@
     compressionLevel  as the codec counts it
     acks              all (default): on disk, it survives the machine; 1: it survives any process
     includeHeaders    true (default): a column `headers` is written, if there is one; false: it is passed over
-    keepTimestamps    true: records bear the time in the column `timestamp`, not the time of the write
+    keepTimestamps    true: records have the time in the column `timestamp`, not the time of the write
     txnAppId          a name for the job, and                         both: a write that is repeated is done once;
     txnVersion        the number of its write; numbers only grow      for batch writes, foreachBatch above all
     checkpointLocation  of the query, as Spark needs it; in foreachBatch klamm.spark.write finds it, others may give it:
@@ -33,7 +33,7 @@ from klamm.store.groups import checked_name
 
 __all__ = ["WriteOptions"]
 
-_TIMEOUT_MS = 900_000  # the longest that servers grant unless told otherwise
+_TIMEOUT_MS = 900_000  # the longest that servers grant by default
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """The data source format("klamm"), and its batch reader.
 
 Spark runs Python for each step in processes of its own: one makes the source and asks for its schema (at load), one
-plans (when a job is about to start), then tasks read. Whatever is wrong with options, store, topics or offsets is told
-in the first two, before a job exists.
+plans (when a job is about to start), then tasks read. Errors in options, store, topics or offsets are raised by the
+first two, before a job exists.
 
 Pushed filters. Spark asks a reader that overrides `pushFilters` to have spark.sql.python.filterPushdown.enabled set,
-and raises otherwise; it tells a reader nothing about that setting. So `pushFilters` here looks as if it were not
-overridden: with the setting it is called, without it nothing changes.
+and raises otherwise; a reader cannot read that setting. So `pushFilters` here looks as if it were not overridden: with
+the setting it is called, without it nothing changes.
 
 Tables. CREATE TABLE orders USING klamm OPTIONS (…) gives its options when the table is made. When it is read or written
 to, Spark hands out the schema that was kept, and no options; so each column of a table has them, as metadata. An INSERT
 has them if Spark had to make its rows fit the table; rows that fit as they are have what their own columns have, which
-may be another table's. Those are told by an offset that is not null, or by columns that differ (sink.py).
+may be another table's. The sink recognises those by an offset that is not null, or by columns that differ (sink.py).
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class KlammSource(DataSource):
 def register(spark: SparkSession, path: str) -> None:
     """Make format("klamm") of a session use the store at `path` where a query names none.
 
-    Spark tells a Python data source no settings of the session; so the session gets a source that has the path.
+    A Python data source cannot read the settings of the session; so the session gets a source that has the path.
     """
 
     class SessionSource(KlammSource):

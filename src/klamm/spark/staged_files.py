@@ -3,8 +3,8 @@
     staging/<store id>/<query>.<batch>.<task>.<attempt>-<random>.staged      of a stream; inside: staged_batches.py
     staging/<store id>/<job>/<job>.0.<task>.<attempt>-<random>.staged        of a batch write
 
-The directory bears the store's id, so that a task which finds it knows that it sees the files of that store. A job's
-own directory is made before its tasks and goes with its end, so that a task which comes late can leave nothing.
+The directory is named by the store's id, so that a task which finds it knows that it sees the files of that store. The
+directory of a job is made before its tasks and goes with its end, so that a task which comes late can leave nothing.
 
 A file is of no use but to the driver that waits for it. It is removed when its batch is committed or given up; whatever
 is left by those who were killed goes with a later batch of the same query, or a day after the last task of its batch

@@ -7,7 +7,7 @@ Spark keeps one process for this on the driver, as long as the query runs, and c
     partitions(start, end)       if the end differs from the start, or a micro-batch is to be done again after a crash
     commit(end)                  when the next micro-batch has been planned
 
-Spark writes the end of a micro-batch into its checkpoint before it runs, so it is on disk here before it is told
+Spark writes the end of a micro-batch into its checkpoint before it runs, so it is on disk here before it is returned
 (planner.py, PLN1).
 
 PySpark 4.1 calls latestOffset() without start and limit, and initialOffset whenever a query starts. Within a run, the
@@ -202,8 +202,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class FailedStreamReader(DataSourceStreamReader):
     """Stands in for a reader that cannot be made. It raises the reason when it is asked for an offset.
 
-    Said when it is made, it would be lost: Spark's process then wants to stop a reader that it has not got, and tells
-    of that.
+    An error that is raised when the reader is made would be lost: Spark's process then tries to stop a reader that it
+    does not have, and reports that error instead.
     """
 
     def __init__(self, error: KlammError) -> None:

@@ -135,9 +135,9 @@ class Registry:
                 with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                     self._known[path] = json.load(answer)
             except urllib.error.HTTPError as error:
-                said = error.read()[:_LONGEST].decode("utf-8", "replace")
+                reason = error.read()[:_LONGEST].decode("utf-8", "replace")
                 raise InvalidSetting(
-                    f"registry: {path}: {error.code}: {said}",
+                    f"registry: {path}: {error.code}: {reason}",
                     hint="check that the subject, or the id, belongs to this registry",
                 ) from None
             except (OSError, ValueError) as error:
@@ -257,18 +257,18 @@ def _decoded(df: DataFrame, column: str, decoder: Any, data: str, error: str) ->
         for batch in batches:
             found, errors = [], []
             for value in batch.column(column).to_pylist():
-                row, said = None, None
+                row, reason = None, None
                 if value is not None:
                     try:
                         row = decode(value)
                     except KlammError as problem:
                         if not isinstance(problem, InvalidRecord):
                             raise
-                        said = problem.message
+                        reason = problem.message
                     except Exception as problem:  # noqa: BLE001  # whatever a library says of bytes that do not fit
-                        said = f"{type(problem).__name__}: {problem}"[:_LONGEST]
+                        reason = f"{type(problem).__name__}: {problem}"[:_LONGEST]
                 found.append(row)
-                errors.append(said)
+                errors.append(reason)
             columns: list[Any] = [each.cast(kinds.field(n).type) for n, each in enumerate(batch.columns)]
             columns.append(pa.array(found, kinds.field(data).type))
             columns.append(pa.array(errors, pa.string()))

@@ -15,8 +15,8 @@ lineage.py, free_slots.py.
 Promises
   CAT1  A topic exists with all of its partitions, laid out in `heads`, or not at all: `prepare` runs before the commit.
         A process killed between the two leaves slots that no topic has; the next creator lays them out again.
-  CAT2  The slot of a deleted topic is reused only when it is marked DELETED, and then with another generation. The id
-        of a topic is never reused.
+  CAT2  The slot of a deleted topic is reused only when it is marked DELETED, or no other process has `heads` mapped,
+        and then with another generation. The id of a topic is never reused.
   CAT3  Names collide by Kafka's rules; a unique index of the database enforces it.
   CAT4  A producer id is given out once. Each process takes a thousand at a time.
   CAT5  `boots` grows, durably, before any log is recovered, so each life of the store has its own. It follows the
@@ -113,8 +113,8 @@ class Catalog:
         try:
             if self.format_version < FORMAT_VERSION:
                 self._upgrade(before_upgrade)
+            self.features().check_known(path, read_only=read_only)
             with self.database.reading() as execute:
-                self._check_features(str(self.meta(execute, "features")))
                 self.store_id = str(self.meta(execute, "store_id"))
         except BaseException:
             self.database.close()
@@ -139,12 +139,10 @@ class Catalog:
         )
         return cls(path, db_lock)
 
-    def _check_features(self, text: str) -> None:
-        try:
-            found = Features.parse(text)
-        except ValueError as error:
-            raise NotAStore(f"{self.path}: is damaged: features: {error}", hint=REBUILD) from None
-        found.check_known(self.path, read_only=self.database.read_only)
+    def features(self) -> Features:
+        """Return the features that the store has."""
+        with self.database.reading() as execute:
+            return Features.parse(str(self.meta(execute, "features")))
 
     def _upgrade(self, before: Callable[[], None]) -> None:
         """Upgrade from an older format, unless another process was faster."""

@@ -186,7 +186,7 @@ class PartitionCheck:
                 now = self.log.snapshot()
                 if recovery.is_older(self.log):
                     path = segment.path_of(self.directory, now.active_base)
-                    message = "the log goes on after the commit, and no writer died: is `heads` older?"
+                    message = "the log goes on after the commit, and no writer died: `heads` may be older than the log"
                     walk.add(path, now.position, "S3: a segment ends at the commit", message)
                     now = None
             except head.HeadResult:

@@ -1,7 +1,8 @@
-"""Read a segment past its damage: the valid batches, and what lies between.
+"""Read a damaged segment: its valid batches in order, and the ranges of bytes between them that are damaged.
 
-A batch is good if it is whole, its CRC is right, and its base offset is the expected one. After damage, the next good
-batch is searched for: first where the damaged header says that its batch ends, then at every byte.
+A batch is valid if all its bytes are there, its CRC is right, and its base offset follows the batch before it: exactly,
+or with a gap where a compaction may have left one. Behind damage, the next valid batch is looked for: first at the end
+that the damaged batch's own header gives, then at every byte.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from klamm.errors import CorruptBatch
 __all__ = ["Batch", "Damage", "batches"]
 
 _CHUNK = 4 << 20
-_MAX_GAP = 1 << 31  # offsets that damage may have taken away; more is a coincidence, not a batch
+_MAX_GAP = 1 << 31  # of offsets, over damage; bytes that look like a batch further on are one by chance
 _MAGIC_AT = 16
 
 
 class Batch(NamedTuple):
-    """A good batch, where it starts, and its bytes."""
+    """A valid batch: the byte where it starts, its header, and its bytes."""
 
     position: int
     header: Header
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes [position, stop) without a good batch, where one with base offset `offset` was expected."""
+    """A damaged range, bytes [position, stop). `offset`: the base offset of the batch that should begin there."""
 
     position: int
     stop: int
@@ -41,7 +42,11 @@ class Damage(NamedTuple):
 
 
 def batches(path: str, base: int, end: int, *, contiguous: bool, highest_epoch: int = -1) -> Iterator[Batch | Damage]:
-    """Yield everything in the first `end` bytes of a segment, in order."""
+    """Yield the valid batches and the damage in the first `end` bytes of a segment, in order.
+
+    `base` is the offset that the file is named by. With `contiguous` every offset must be there; else gaps are valid,
+    for a compaction leaves them. A leader epoch above `highest_epoch` is damage, unless that is -1.
+    """
     fd = _os.open_file(path, os.O_RDONLY)
     try:
         position, offset, room = 0, base, _CHUNK

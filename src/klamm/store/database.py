@@ -38,6 +38,7 @@ from urllib.parse import quote
 from klamm.disk import _os, files, fork
 from klamm.errors import Closed, DiskFull, KlammError, NewerFormat, NotAStore, ReadOnly, StoreBusy, StoreError
 from klamm.store._section import Section
+from klamm.store.layout import LOST
 
 __all__ = [
     "APPLICATION_ID",
@@ -60,7 +61,7 @@ _MEASURE_EVERY = 16  # writes of one process
 BUSY_TIMEOUT_S = 30.0  # only recovery of the write-ahead log and the last close make other connections wait
 
 _RESTORE = "restore a backup of the whole store elsewhere; or close the store in every process"
-_NEW_ONE = "makes a new one from the directories in topics/: no record is lost, but settings and offsets of groups are"
+_NEW_ONE = f"makes a new one from the directories in topics/: no record is lost, but {LOST} are"
 REBUILD = f"{_RESTORE} and run `klamm check --repair`, which sets klamm.db aside and {_NEW_ONE}"
 """What to do about a klamm.db that is damaged as a whole, or in its topics."""
 REBUILD_BY_HAND = f"{_RESTORE}, move klamm.db and klamm.db-wal aside, and run `klamm check --repair`, which {_NEW_ONE}"

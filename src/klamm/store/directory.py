@@ -206,7 +206,7 @@ class Core:
             if not rebuild:
                 raise layout.no_catalog(self.path)
             self.presence.be_alone("klamm.db is missing")
-            self.rebuilt.append(("klamm.db was missing", "made a new one"))
+            found_catalog.made_again(self, "klamm.db was missing", "made a new one")
         files.sync_directory(self.files)
         files.sync_ancestors(self.path)  # their creator may have been killed before syncing them
         self.catalog = Catalog.create(database, db_lock, self.heads.store_id or uuid.uuid4().hex)
@@ -227,7 +227,8 @@ class Core:
             problems = self.catalog.check()
             if problems:
                 raise NotAStore(
-                    f"{self.path}/klamm.db: {problems[0]}", hint="a torn copy? copy with backup(), or restore one"
+                    f"{self.path}/klamm.db: {problems[0]}",
+                    hint="it may be a torn copy: copy with backup(), or restore a backup",
                 )
             topics = self.catalog.topics()
             slots.lay_out_missing(self.heads, topics)
@@ -238,7 +239,7 @@ class Core:
         else:
             slots.lay_out_missing(self.heads, self.catalog.topics())
             self._boot_count = self.catalog.boot_count()
-        slots.cut_free(self.heads, self.catalog)
+        slots.tidy(self.heads, self.catalog)
         self.presence.join()
 
     def count_changes(self, changes: int, *, is_read: bool = True) -> None:

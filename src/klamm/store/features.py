@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from klamm.errors import NewerFormat
+from klamm.errors import NewerFormat, NotAStore
+from klamm.store.database import REBUILD
 
 __all__ = ["ACLS", "KNOWN", "QUOTAS", "USERS", "Features"]
 
@@ -35,10 +36,10 @@ class Features(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the three numbers that klamm.db has. Raise ValueError for anything else."""
-        words = [int(each) for each in text.split()]
-        if len(words) != 3 or not all(0 <= each < 2**64 for each in words):
-            raise ValueError(f"{text!r} is not three words")
+        """Parse the three numbers that klamm.db has. Raise NotAStore for anything else."""
+        words = [int(each) for each in text.split() if each.isdecimal()]
+        if str(cls(*words[:3])) != text or not all(each < 2**64 for each in words):
+            raise NotAStore(f"klamm.db: is damaged: features: {text!r} is not three words", hint=REBUILD)
         return cls(*words)
 
     def __str__(self) -> str:

@@ -2,11 +2,13 @@
 
 Each is an error that says what to do. With `rebuild`, which is `klamm check --repair`, the store is opened
 nevertheless: a damaged klamm.db is renamed to klamm.db.damaged-<time>, and a new one is made as if it were missing; an
-older one is accepted, and its consequences are repaired. Nothing in it is deleted.
+older one is accepted, and its consequences are repaired. Nothing in it is deleted. What a new one does not have is
+reported and logged.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING
@@ -20,7 +22,9 @@ from klamm.store.database import DbLock, Unfinished
 if TYPE_CHECKING:
     from klamm.store.directory import Core
 
-__all__ = ["check_age", "open_found"]
+__all__ = ["check_age", "made_again", "open_found"]
+
+_log = logging.getLogger("klamm")
 
 
 def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool) -> Catalog | None:
@@ -72,7 +76,13 @@ def _set_aside(core: Core, database: str, problem: str) -> None:
         if os.path.exists(f"{database}{suffix}"):
             _os.rename(f"{database}{suffix}", f"{target}{suffix}")
     files.sync_directory(core.path)
-    core.rebuilt.append((problem, f"set it aside as {target}, and made a new one"))
+    made_again(core, problem, f"set it aside as {target}, and made a new one")
+
+
+def made_again(core: Core, problem: str, repaired: str) -> None:
+    """Report that klamm.db is made again, and what is lost with it."""
+    core.rebuilt.append((problem, f"{repaired}: {layout.LOST} are lost"))
+    _log.warning("%s/klamm.db: %s: %s are lost; set again what is needed", core.path, repaired, layout.LOST)
 
 
 def check_age(core: Core, *, rebuild: bool) -> None:

@@ -4,6 +4,10 @@
 
 A slot is added when its topic's tombstone is deleted (deletion.py): then it is marked DELETED, and no process opens it
 any more. A process that still has the deleted partition open notices the new generation of the slot (log/slot.h).
+
+Slots that were lost, neither in use nor in this table, are added by a process that opens the store alone (slots.py):
+those that were deleted before there was this table (format 4), and those of which a klamm.db that was restored or made
+again knows nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from klamm.store.database import Execute
 
-__all__ = ["SCHEMA", "SPARE", "count_from", "forget_all", "forget_from", "give", "lowest", "take"]
+__all__ = ["SCHEMA", "SPARE", "count_from", "find_unused", "forget_all", "forget_from", "give", "lowest", "take"]
 
 SCHEMA = "CREATE TABLE free_slots (slot INTEGER PRIMARY KEY)"
 SPARE = 64  # this many more are read than are wanted: a stopped process may hold a lock of one
@@ -39,6 +43,16 @@ def give(execute: Execute, slots: Iterable[int]) -> None:
 def count_from(execute: Execute, slot: int) -> int:
     """Return the number of free slots from this one on."""
     return int(execute("SELECT count(*) FROM free_slots WHERE slot >= ?", (slot,)).fetchone()[0])
+
+
+def find_unused(execute: Execute, next_slot: int) -> list[int]:
+    """Return the slots below `next_slot` that are neither in use nor free: usually none, which two counts tell."""
+    counts = execute("SELECT (SELECT count(*) FROM partitions) + (SELECT count(*) FROM free_slots)").fetchone()
+    if counts[0] == next_slot - 1:
+        return []
+    rows = execute("SELECT slot FROM partitions UNION ALL SELECT slot FROM free_slots").fetchall()
+    known = {slot for (slot,) in rows}
+    return [slot for slot in range(1, next_slot) if slot not in known]
 
 
 def forget_from(execute: Execute, slot: int) -> None:

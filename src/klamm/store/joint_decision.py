@@ -3,7 +3,8 @@
 A job of many tasks writes in as many transactions; its leader then decides for all. The transactional ids of
 a job begin with its scope, `<writer>/…/`. In one SQLite transaction, which is the commit point of all:
 
-  1  the writer's number is still the one that the caller has seen (once.py): else nothing is done
+  1  the writer's number is still the one that the caller has seen, and below the one that is to be recorded (ONC1 in
+     once.py): else nothing is done
   2  every transaction that is named is ongoing, in the epoch that is named: else nothing is done
   3  they are decided, as by EndTxn, and the number is recorded
   4  every other transaction of the scope that is ongoing is aborted, and its producer fenced: what was left by attempts
@@ -51,13 +52,13 @@ class Decision(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """The outcome of a decision. Nothing was done unless the outcome is OK and `is_changed` false."""
+    """The outcome of a decision. Nothing was done if the outcome is not OK, or if there is a `conflict`."""
 
     outcome: Outcome
     name: str = ""
     """The transactional id whose outcome it is."""
-    is_changed: bool = False
-    """The writer's number is not the one that the caller has seen."""
+    conflict: str = ""
+    """Why the writer's number cannot be recorded."""
     last: WriterNumber | None = None
     """The writer's number, before the decision."""
     steps: tuple[tuple[Row | None, Step], ...] = ()
@@ -96,7 +97,9 @@ def decide(
     if number is not None:
         last = find_last(execute, number.writer, number.target)
         if (None if last is None else (last.number, last.fingerprint)) != decision.last:
-            return Decided(Outcome.OK, is_changed=True, last=last)
+            return Decided(Outcome.OK, conflict=f"{number.writer}: another number was recorded since", last=last)
+        if last is not None and number.number <= last.number:
+            return Decided(Outcome.OK, conflict=f"{number}: is not above {last.number}, the last one", last=last)
     steps: list[tuple[Row | None, Row | None, Step]] = []
     for name, client in decision.producers.items():
         before, row = _find(execute, name, marked)

@@ -7,10 +7,13 @@ import os
 from klamm.disk import copy_on_write, files
 from klamm.errors import NotAStore, ReadOnly
 
-__all__ = ["DAMAGED", "check_before", "has_topics", "no_catalog"]
+__all__ = ["DAMAGED", "LOST", "check_before", "has_topics", "no_catalog"]
 
 DAMAGED = "klamm.db.damaged-"
 """What a damaged klamm.db is called when it is set aside, before the time."""
+
+LOST = "settings, offsets of groups, numbers of writers, users, ACLs, quotas and lineage"
+"""What a klamm.db that is made again does not have."""
 
 _OURS = frozenset(
     {
@@ -40,7 +43,7 @@ def no_catalog(path: str) -> NotAStore:
     return NotAStore(
         f"{path}/klamm.db: is missing, but there are topics in {path}/topics",
         hint="put klamm.db back; or run `klamm check --repair`, which makes a new one from the directories in topics/: "
-        "no record is lost, but settings and offsets of groups are",
+        f"no record is lost, but {LOST} are",
     )
 
 

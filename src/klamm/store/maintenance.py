@@ -1,8 +1,8 @@
-"""Maintenance of a store: checkpoints, retention, compaction, leftovers; on request, or regularly in a thread.
+"""Maintenance of a store: recovery points, retention, compaction, deleting what killed processes left.
 
-The thread belongs to the Store that started it and ends with it. It has only a weak reference, so it does not keep a
-Store alive that is dropped without being closed. Several processes may maintain a store at the same time: a process
-that finds a partition being cleaned goes on to the next one.
+`maintain` does it once; a Maintainer does it regularly, in a thread of the Store that started it. The thread ends when
+the Store is closed, or was dropped without being closed: it refers to the Store weakly. Several processes may maintain
+a store at the same time: a partition that another process cleans is skipped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class Stopped(Exception):
 
 
 def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Write recovery points, resolve abandoned transactions, apply retention, compact where it is worth it, sweep
-    leftovers.
+    """Write recovery points, resolve abandoned transactions, apply retention, compact what min.cleanable.dirty.ratio
+    makes due, and sweep leftovers.
+
+    `is_over` is asked between partitions and during a compaction; once it is true, this returns, or raises Stopped.
     """
 
     def progress(*_: object) -> None:
@@ -77,7 +79,11 @@ def maintain(core: Core, is_over: Callable[[], bool] = lambda: False) -> None:
 def compact(
     core: Core, topic: str | None, *, force: bool, memory_bytes: int, progress: Progress | None
 ) -> CompactionReport:
-    """Compact one topic, or all with cleanup.policy=compact, where it is worth it; with `force`, in any case."""
+    """Compact one topic, or all with cleanup.policy=compact.
+
+    Partitions below min.cleanable.dirty.ratio are left out, unless `force` is true.
+    A partition that fails does not keep the others from being compacted; its error is raised at the end.
+    """
     if not isinstance(memory_bytes, int) or memory_bytes < 1:
         raise InvalidSetting(f"memory_bytes: {memory_bytes!r} is invalid", hint="expected a number of bytes")
     begin = time.monotonic()
@@ -109,7 +115,7 @@ def compact(
 
 
 def partitions_of(core: Core, topic: str | None) -> list[Partition]:
-    """Return the partitions of a compacted topic, or all partitions of the store that ever had a record."""
+    """Return the partitions of `topic`, which must be compacted; without a topic, all that ever had a record."""
     if topic is not None:
         found = core.topic(topic).partitions()
         if not found[0].is_compacted:
@@ -120,12 +126,12 @@ def partitions_of(core: Core, topic: str | None) -> list[Partition]:
             )
         return found
     _, topics = core.all_topics()
-    blank = head.empty_slots(core.heads, [slot for each in topics for slot in each.topic.partitions])
+    empty = head.empty_slots(core.heads, [slot for open_topic in topics for slot in open_topic.topic.partitions])
     return [
-        each.partition(number)
-        for each in topics
-        for number, slot in enumerate(each.topic.partitions)
-        if slot not in blank
+        open_topic.partition(number)
+        for open_topic in topics
+        for number, slot in enumerate(open_topic.topic.partitions)
+        if slot not in empty
     ]
 
 
@@ -151,7 +157,7 @@ class Maintainer:
     def start(self, store: Maintained) -> None:
         """Start the thread; also in a forked child, to which threads are not copied."""
         self._over = over = StopFlag()
-        self._thread = DaemonThread(_look_after, "klamm-maintainer", weakref.ref(store), self._every_s, over)
+        self._thread = DaemonThread(_maintain_regularly, "klamm-maintainer", weakref.ref(store), self._every_s, over)
 
     def stop(self) -> None:
         """Stop the thread and wait for its end; a compaction is interrupted where it is."""
@@ -160,13 +166,13 @@ class Maintainer:
             self._thread.join()
 
 
-def _look_after(found: weakref.ref[Any], every_s: float, over: StopFlag) -> None:
+def _maintain_regularly(reference: weakref.ref[Any], every_s: float, over: StopFlag) -> None:
     while not over.wait(every_s):
-        store = found()
+        store = reference()
         if store is None:
             return
         try:
-            store._maintain(over.is_set)  # noqa: SLF001  # Maintained says that it is there
+            store._maintain(over.is_set)  # noqa: SLF001  # the protocol Maintained names it
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001  # it can wait; the next round tries again

@@ -71,7 +71,7 @@ class Presence:
 
     def _share(self, file: LockFile, byte: int) -> None:
         if not file.try_hold(byte, shared=True):
-            raise StoreBusy(f"{self._path}: another process recovers or repairs it", hint="try again")
+            raise StoreBusy(f"{self._path}: another process recovers or repairs it", hint="try again when it is done")
 
     def check_lock_files(self, heads: head.Heads) -> None:
         """Raise if the lock files are not the ones that other processes use; record ours as the ones in use."""

@@ -1,18 +1,20 @@
-"""Slots of partitions in `heads`: laid out for new partitions and for existing logs, and reused."""
+"""Slots of partitions in `heads`: laid out for new partitions and for existing logs, freed, and reused."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from klamm.log import head
+from klamm.store import free_slots
 from klamm.types import TopicId
 
 if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
     from klamm.store.catalog import Catalog, SlotRequest, Topic
 
-__all__ = ["cut_free", "deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced"]
+__all__ = ["deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced", "tidy"]
 
 _OLD = head.NEEDS_RECOVERY | head.NEW_HEAD
 _WORTH_CUTTING = 64  # slots: with fewer free ones at its end, `heads` stays as it is
@@ -80,20 +82,40 @@ def _fill_up(heads: head.Heads, end: int) -> None:
         heads.lay_out(heads.size(), end, _OLD)
 
 
-def cut_free(heads: head.Heads, catalog: Catalog) -> None:
-    """Cut `heads` behind the last slot in use, if many behind it are free.
+def tidy(heads: head.Heads, catalog: Catalog) -> None:
+    """Free slots that were lost, and cut `heads` behind the last slot in use, if many behind it are free.
 
     Nothing else may have the file mapped, in any process, not even for reading: an access to a slot that was cut off is
     a SIGBUS, and a slot that is laid out again starts with generation 0. klamm.db goes first: a process killed after
     that leaves slots that no row names, and the next one cuts them off, or lays them out again.
     """
-    if heads.size() - catalog.end_of_slots() < _WORTH_CUTTING:
+    database = catalog.database
+    with database.reading() as execute:
+        unused = free_slots.find_unused(execute, int(catalog.meta(execute, "next_slot")))
+    if not unused and not _is_worth_cutting(heads, catalog):
         return
     with head.SoleMapping(heads) as is_sole:
         if is_sole:
-            end = catalog.cut_free_slots()
-            if end < heads.size():
-                heads.cut(end)
+            if lost := _without_directory(heads, unused):
+                with database.db_lock(), database.transaction() as execute:
+                    free_slots.give(execute, lost)
+            if _is_worth_cutting(heads, catalog):
+                end = catalog.cut_free_slots()
+                if end < heads.size():
+                    heads.cut(end)
+
+
+def _is_worth_cutting(heads: head.Heads, catalog: Catalog) -> bool:
+    return heads.size() - catalog.end_of_slots() >= _WORTH_CUTTING
+
+
+def _without_directory(heads: head.Heads, slots: Iterable[int]) -> list[int]:
+    """Return the slots whose topic has no directory. By a slot of another, its topic can still be put back
+    (adoption.py).
+    """
+    topics = {name[-32:] for name in os.listdir(f"{os.path.dirname(heads.path)}/topics")}
+    identities = ((slot, heads.identity_of(slot)) for slot in slots)
+    return [slot for slot, identity in identities if identity is None or identity[0] not in topics]
 
 
 def lay_out_missing(heads: head.Heads, topics: Iterable[Topic]) -> None:

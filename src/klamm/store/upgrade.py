@@ -26,6 +26,7 @@ from klamm.disk import _os, files
 from klamm.errors import NewerFormat, StoreError
 from klamm.log import head
 from klamm.store import database, features
+from klamm.store.catalog import Catalog
 from klamm.store.features import Features
 
 __all__ = ["WHY", "Formats", "check_not_newer", "check_not_older", "finish", "formats_of"]
@@ -45,16 +46,24 @@ class Formats(NamedTuple):
 TODAY = Formats(database.FORMAT_VERSION, head.FORMAT)
 
 
-def formats_of(path: str) -> Formats:
-    """Return the formats of a store, without changing anything. NewerFormat if it has a newer one."""
+def formats_of(path: str, *, read_only: bool = True) -> Formats:
+    """Return the formats of a store, without changing anything.
+
+    NewerFormat if it has a newer one, or features without which it cannot be opened (`read_only`: for reading).
+    """
     number = TODAY.heads
     with suppress(FileNotFoundError):  # then it is re-created
         heads = head.Heads(f"{path}/heads", writable=False)
         if heads.is_sane():
-            check_not_newer(heads, read_only=True)
+            check_not_newer(heads, read_only=read_only)
             number = heads.format
-    with closing(database.Database(f"{path}/klamm.db", nullcontext, read_only=True)) as catalog:
-        return Formats(int(catalog.read("PRAGMA user_version")[0][0]), number)
+    where = f"{path}/klamm.db"
+    with closing(database.Database(where, nullcontext, read_only=True)) as file:
+        version = int(file.read("PRAGMA user_version")[0][0])
+    if version == database.FORMAT_VERSION:
+        with closing(Catalog(where, nullcontext, read_only=True)) as catalog:  # which checks its features
+            catalog.features().check_known(where, read_only=read_only)
+    return Formats(version, number)
 
 
 def check_not_newer(heads: head.Heads, *, read_only: bool) -> None:

@@ -133,14 +133,21 @@ class Users:
 
     def set_password(self, name: str, password: str) -> None:
         """Change the password of a user, for all of its mechanisms. Raise InvalidSetting if there is no such user."""
-        credentials = self._derive(name, password, self._existing(name))
-        with self._database.db_lock(), self._database.transaction() as execute:
-            _put(execute, [(name, credential) for credential in credentials])
+        mechanisms: list[str] = []
+        credentials: list[Credential] = []
+        while True:
+            with self._database.db_lock(), self._database.transaction() as execute:
+                found = _mechanisms(execute, name)
+                if found == mechanisms:  # else the user has changed: one that was removed does not come back
+                    _put(execute, [(name, credential) for credential in credentials])
+                    return
+            mechanisms = found
+            credentials = self._derive(name, password, mechanisms)
 
     def remove(self, name: str) -> None:
         """Remove a user. Raise InvalidSetting if there is no such user."""
-        self._existing(name)
         with self._database.db_lock(), self._database.transaction() as execute:
+            _mechanisms(execute, name)
             execute("DELETE FROM scram_credentials WHERE user = ?", (name,))
 
     def alter(self, removals: Sequence[tuple[str, str]], additions: Sequence[tuple[str, Credential]]) -> None:
@@ -150,12 +157,6 @@ class Users:
             for user, mechanism in removals:
                 execute("DELETE FROM scram_credentials WHERE user = ? AND mechanism = ?", (user, mechanism))
             _put(execute, additions)
-
-    def _existing(self, name: str) -> list[str]:
-        mechanisms = list(self.find(name))
-        if not mechanisms:
-            raise InvalidSetting(f"user: there is no user {name!r}", hint="klamm user list shows all")
-        return mechanisms
 
     @staticmethod
     def _derive(name: str, password: str, mechanisms: Iterable[str]) -> list[Credential]:
@@ -189,6 +190,15 @@ def check(database: Database) -> list[str]:
 def _has_table(execute: Execute) -> bool:
     found = execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'scram_credentials'").fetchone()
     return found is not None
+
+
+def _mechanisms(execute: Execute, name: str) -> list[str]:
+    """Return the mechanisms of a user. Raise InvalidSetting if there is no such user."""
+    query = "SELECT mechanism FROM scram_credentials WHERE user = ? ORDER BY mechanism"
+    found = [row[0] for row in execute(query, (name,)).fetchall()] if _has_table(execute) else []
+    if not found:
+        raise InvalidSetting(f"user: there is no user {name!r}", hint="klamm user list shows all")
+    return found
 
 
 def _credential(row: Sequence[object]) -> Credential:

@@ -11,6 +11,7 @@ from klamm.batch import patch, walk
 from klamm.transfer.chunk import Chunk, SourceTopic, records_of
 from klamm.transfer.read_ahead import read_ahead
 from klamm.types import TopicPartition
+from klamm.where import fixed, position_in
 
 if TYPE_CHECKING:
     from klamm.batch import Record
@@ -38,11 +39,8 @@ class DirectorySource:
 
     def start(self, partition: TopicPartition, since: Where) -> int:
         core = self._store._acquired()
-        return (
-            since.at(core.heads.wall_ms())
-            .position_in(core.topic(partition.topic).partition(partition.partition))
-            .offset
-        )
+        log = core.topic(partition.topic).partition(partition.partition)
+        return position_in(fixed(since, core.heads.wall_ms()), log).offset
 
     def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         ends = self._log(partition).ends()

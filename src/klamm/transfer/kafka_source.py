@@ -15,7 +15,7 @@ from klamm.errors import LogError, OffsetOutOfRange
 from klamm.transfer.chunk import Chunk, SourceTopic, records_of
 from klamm.transfer.copied_offsets import COPIES
 from klamm.types import TopicPartition
-from klamm.where import Where
+from klamm.where import Where, fixed, offset_between, time_of
 
 __all__ = ["KafkaSource"]
 
@@ -52,13 +52,13 @@ class KafkaSource:
         return {name: SourceTopic(name, *about) for name, about in chosen.items()}
 
     def start(self, partition: TopicPartition, since: Where) -> int:
-        where = since.at(time.time_ns() // 1_000_000)
+        where = fixed(since, time.time_ns() // 1_000_000)
         first, end = self.bounds(partition)
-        time_ms = where.time_ms
+        time_ms = time_of(where)
         if time_ms is not None:
             found = self._admin.offset_at(partition, time_ms)
             return end if found is None else found
-        return where.offset_between(partition, first, end)
+        return offset_between(where, partition, first, end)
 
     def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         ends = self._admin.ends([partition])[partition]

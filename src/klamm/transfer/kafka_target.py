@@ -15,6 +15,7 @@ from klamm.batch import Record
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
 from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.kafka_errors import translated
+from klamm.cluster.record_stream import known_offset
 from klamm.errors import Fenced, InvalidSetting, LogError
 from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
 from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, Run, runs_of
@@ -44,9 +45,14 @@ class _Partition:
     def delivered(self, error: Any, message: Any) -> None:
         """Take in what became of a record."""
         if error is None:
-            self._delivered.append(message.offset())
+            self._delivered.append(known_offset(message))
         else:
             self._on_error(error)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the servers have said where each record is."""
+        return -1 not in self._delivered
 
     def runs(self) -> list[Run]:
         """Return where records went, once all were delivered."""
@@ -232,6 +238,8 @@ class KafkaTarget:
         if not self._open:
             return
         self._flush()
+        if not all(state.is_known for state in self._open.values()):
+            self._rewind()
         runs = {partition: state.runs() for partition, state in self._open.items()}
         for partition, state in self._open.items():
             for key, value in self._copied.pack(partition, state.start, state.end, runs[partition]):
@@ -280,6 +288,10 @@ class KafkaTarget:
         with _translated(self.name):
             if error.fatal() or not error.txn_requires_abort():
                 raise self._kafka.KafkaException(error)
+        self._rewind()
+
+    def _rewind(self) -> NoReturn:
+        with _translated(self.name):
             self._producer.abort_transaction(_TIMEOUT_S)
         self._forget()
         self._load()

@@ -17,6 +17,7 @@ from klamm.store import joint_decision, once
 from klamm.store.joint_decision import Decision
 from klamm.store.once import WriterNumber
 from klamm.store.transaction_state import MAX_EPOCH
+from klamm.types import InputRange, OutputRange
 from tests.kafka.producing import Client, serving, set_epoch
 from tests.procs import children, until
 from tests.store.open_transactions import core_of, log_of, markers, seen, stands_open
@@ -101,10 +102,38 @@ def test_the_number_is_recorded_if_it_is_still_the_one_that_was_seen(
     (client,) = tasks(store, coordinator, 1)
     for seen_before in (None, (7, "offsets x"), (6, "offsets a")):
         code, decided = coordinator.decide(decision(client, number=second, last=seen_before))
-        assert code is NONE and decided is not None and decided.is_changed and decided.last == FIRST
+        assert code is NONE and decided is not None and decided.conflict and decided.last == FIRST
     assert last(store) == FIRST and seen(store, 0, 1) == [[b"of 0"], []]
     assert coordinator.decide(decision(client, number=second, last=(7, "offsets a")))[0] is NONE
     assert last(store) == second and seen(store, 0, 1) == [[b"of 0"], [b"of 1"]]
+
+
+def test_a_number_that_is_not_above_the_last_one_commits_nothing(
+    store: klamm.Store, coordinator: TransactionCoordinator
+) -> None:
+    (client,) = tasks(store, coordinator, 0)
+    assert coordinator.decide(decision(client, number=FIRST))[0] is NONE
+    (client,) = tasks(store, coordinator, 1)
+    for number, fingerprint in ((7, "offsets a"), (7, "offsets b"), (6, "offsets a")):
+        again = FIRST._replace(number=number, fingerprint=fingerprint)
+        code, decided = coordinator.decide(decision(client, number=again, last=(7, "offsets a")))
+        assert code is NONE and decided is not None and decided.last == FIRST
+        assert decided.conflict == f"{WRITER}: number {number} to topic t: is not above 7, the last one"
+    assert last(store) == FIRST and seen(store, 0, 1) == [[b"of 0"], []]
+
+
+def test_lineage_of_a_decision_has_the_offsets_that_any_of_them_moves(
+    store: klamm.Store, coordinator: TransactionCoordinator
+) -> None:
+    store.alter({"lineage.retention.ms": 3_600_000})
+    clients = tasks(store, coordinator, 0, 1)
+    assert clients[0].commit_offsets("g", 3) is NONE
+    assert coordinator.decide(decision(*clients))[0] is NONE
+    for number in (0, 1):
+        with store.consumer({"t": [number]}, wait=0) as consumer:
+            (found,) = [store.lineage(record) for record in consumer]
+        assert found is not None
+        assert found.inputs == (InputRange("g", "t", 0, 0, 3),) and found.outputs == (OutputRange("t", number, 0, 1),)
 
 
 def test_a_decision_that_comes_again_has_the_same_response_and_changes_nothing(

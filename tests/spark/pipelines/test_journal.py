@@ -38,20 +38,20 @@ def test_a_change_is_made_whole_or_not_at_all_at_whichever_step_it_is_killed(tmp
     step = 0
     while True:
         step += 1
-        claim = claimed(tmp_path / str(step))
-        journal = Journal(claim)
+        folder = claimed(tmp_path / str(step))
+        journal = Journal(folder)
         journal.commit({DAY: written(journal, "one", "a", "b")}, batch=0, ends={0: 2})
         assert contents(tmp_path / str(step)) == before
         merged, new = written(journal, "two", "ab"), written(journal, "three", "c")
         died = dies(
             killed_at(step, lambda j=journal, m=merged, n=new: j.commit({DAY: m, NEXT: n}, list(before), batch=1))  # type: ignore[misc]
         )
-        again = Journal(claim)
+        again = Journal(folder)
         again.recover()
         found = contents(tmp_path / str(step))
         assert (found, again.state.batch) in ((before, 0), (after, 1)), step
         assert again.state.ends == {0: 2}
-        assert not os.path.exists(claim.inside("staging"))
+        assert not os.path.exists(folder.inside("staging"))
         outcomes.add(again.state.batch)
         if not died:
             break
@@ -62,16 +62,16 @@ def test_a_change_is_made_whole_or_not_at_all_at_whichever_step_it_is_killed(tmp
 
 
 def test_what_was_staged_and_not_decided_is_forgotten(tmp_path: Path) -> None:
-    claim = claimed(tmp_path)
-    written(Journal(claim), "batch-0", "a")
-    Journal(claim).recover()
+    folder = claimed(tmp_path)
+    written(Journal(folder), "batch-0", "a")
+    Journal(folder).recover()
     assert contents(tmp_path) == {}
-    assert State.read(os.path.dirname(claim.inside("x"))) == State()
+    assert State.read(os.path.dirname(folder.inside("x"))) == State()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"sequence": 1}'])
 def test_a_journal_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
-    claim = claimed(tmp_path)
-    Path(claim.inside("journal.json")).write_text(text)
+    folder = claimed(tmp_path)
+    Path(folder.inside("journal.json")).write_text(text)
     with pytest.raises(NotAStore, match=r"journal\.json: cannot be read"):
-        Journal(claim)
+        Journal(folder)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, NotAStore
-from klamm.spark.pipelines import checkpoint
+from klamm.errors import InvalidSetting, NewerFormat, NotAStore
+from klamm.spark.pipelines import archive, checkpoint
 from klamm.spark.pipelines.pipeline_directory import OURS, PipelineDirectory
+from klamm.spark.pipelines.query_runner import source
 
 ONE = {"pipeline": "archive", "store": "s1", "topics": {"orders": "t1"}}
 
@@ -53,11 +55,29 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         PipelineDirectory.take("s3://bucket/x", ONE, {})
 
 
+@pytest.mark.parametrize("address", ["klamm://host:9092", "kafka://host:9092"])
+def test_a_pipeline_takes_the_folder_of_a_store_not_an_address(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{address}: is not a folder of this machine .give a folder"):
+        archive(None, address, "orders", tmp_path / "archive")
+    with pytest.raises(InvalidSetting, match=f"{address}: is not a folder of this machine"):
+        source(address, "orders")
+
+
 def test_a_claim_that_was_edited_is_told(tmp_path: Path) -> None:
-    claim = PipelineDirectory.take(tmp_path, ONE, {})
-    Path(claim.inside("pipeline.json")).write_text("{")
+    folder = PipelineDirectory.take(tmp_path, ONE, {})
+    Path(folder.inside("pipeline.json")).write_text("{")
     with pytest.raises(NotAStore, match=r"pipeline\.json: cannot be read"):
         PipelineDirectory.take(tmp_path, ONE, {})
+
+
+def test_a_claim_of_a_newer_klamm_is_no_damage(tmp_path: Path) -> None:
+    claim = PipelineDirectory.take(tmp_path, ONE, {})
+    file = Path(claim.inside("pipeline.json"))
+    file.write_text(json.dumps({"version": 2, "whose": "unknown"}))
+    before = file.read_bytes()
+    with pytest.raises(NewerFormat, match=r"pipeline\.json: has format 2, this Klamm knows formats up to 1"):
+        PipelineDirectory.take(tmp_path, ONE, {})
+    assert file.read_bytes() == before
 
 
 def test_one_who_was_killed_while_claiming_is_followed(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import klamm
+from klamm.disk import files
 from klamm.errors import InvalidSetting, StoreBusy
 from klamm.spark.pipelines import (
     archive,
@@ -61,16 +63,16 @@ def test_states_and_the_last_error(store: klamm.Store, folder: Path) -> None:
         found = show_pipeline(store.path, "archive-orders")
         return found.state, found.error
 
-    claim = PipelineDirectory(str(folder), {})
-    with claim.alone():
+    taken = PipelineDirectory(str(folder), {})
+    with taken.alone():
         assert state() == ("running", None)
         for change in (reset_pipeline, retire_pipeline):
             with pytest.raises(StoreBusy, match="another run is at work"):
                 change(store.path, "archive-orders")
-    with pytest.raises(InvalidSetting), claim.alone():
+    with pytest.raises(InvalidSetting), taken.alone():
         raise InvalidSetting("nothing fits", hint="try")
     assert state() == ("failed", "nothing fits (try)")
-    Path(claim.inside("run.json")).write_text('{"started_ms": 1}')
+    Path(taken.inside("run.json")).write_text('{"started_ms": 1}')
     assert state() == ("killed", None)
     folder.rename(folder.with_name("moved"))
     assert state() == ("missing", None)
@@ -91,6 +93,26 @@ def test_two_folders_of_the_same_topic_have_two_names(store: klamm.Store, folder
     }
     Path(location).mkdir()
     assert show_pipeline(store.path, "orders").state == "unknown"
+
+
+def test_a_pipeline_whose_registration_was_killed_has_its_name_from_the_next_run_on(
+    store: klamm.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No half of an entry is left behind that takes the name."""
+    store.topics.create("orders")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for module, step in ((files, "replace"), (os, "link")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, step, die)
+            patch.setattr(files, "remove", lambda path: None)  # a killed process cleans nothing up
+            with pytest.raises(KeyboardInterrupt):
+                registry.register(store.path, str(tmp_path / "folder"), {"pipeline": "join", "topics": {"orders": "1"}})
+        assert list_pipelines(store.path) == []
+    source(store.path, "orders").take("join", tmp_path / "folder", {"to": "paid"})
+    assert [each.name for each in list_pipelines(store.path)] == ["join-orders"]
 
 
 def test_a_reset_archive_begins_at_the_beginning(store: klamm.Store, folder: Path) -> None:
@@ -128,11 +150,11 @@ def test_a_reset_deletes_the_topic_that_was_written_unless_it_is_to_be_kept(stor
         store.topics.create(name)
         store.append(name, b"x")
     options = {"to": "totals", "dead_letters": "orders.dlq"}
-    claim = source(store.path, "orders").claim("aggregate", tmp_path / "folder", options)
-    Path(claim.checkpoint, "state").mkdir(parents=True)
+    folder = source(store.path, "orders").take("aggregate", tmp_path / "folder", options)
+    Path(folder.checkpoint, "state").mkdir(parents=True)
     kept = reset_pipeline(store.path, "aggregate-orders", keep_output=True)
     assert kept.deletes == {} and "the topic totals" in " ".join(kept.keeps) and "totals" in store.topics
-    assert not Path(claim.checkpoint).exists()
+    assert not Path(folder.checkpoint).exists()
     gone = reset_pipeline(store.path, "aggregate-orders")
     assert gone.deletes == {"totals": 1} and sorted(store.topics) == ["orders", "orders.dlq"]
 
@@ -149,12 +171,12 @@ def test_a_retired_archive_stays_and_is_not_added_to(store: klamm.Store, folder:
 
 def test_another_that_is_retired_leaves_nothing(store: klamm.Store, tmp_path: Path) -> None:
     store.topics.create("orders")
-    source(store.path, "orders").claim("join", tmp_path / "folder", {"to": "paid"})
+    source(store.path, "orders").take("join", tmp_path / "folder", {"to": "paid"})
     checkpoint(store.path, "orders", pipeline="mine")
     for name in ("join-orders", "orders"):
         retire_pipeline(store.path, name)
     assert list_pipelines(store.path) == [] and not (tmp_path / "folder").exists()
-    source(store.path, "orders").claim("join", tmp_path / "folder", {"to": "others"})
+    source(store.path, "orders").take("join", tmp_path / "folder", {"to": "others"})
 
 
 def test_where_a_streaming_query_is_comes_from_its_checkpoint(store: klamm.Store) -> None:

@@ -15,7 +15,7 @@ from klamm.batch import BAD_RAISE, BAD_RAW, BAD_SKIP, RECORDS, TUPLES, VALUES
 from klamm.choices import BadRecordPolicy, Form, Isolation, OffsetReset, options_of
 from klamm.client.consume.interrupt import Loop
 from klamm.client.consume.read_engine import ReadFormat
-from klamm.client.consume.session import Session
+from klamm.client.consume.session import AT_ONCE, Session
 from klamm.client.groups.commits import What
 from klamm.client.groups.offsets import Offsets
 from klamm.client.options import check_count, check_options, choice
@@ -28,7 +28,7 @@ from klamm.store.handle import StoreHandle
 from klamm.times import Duration, to_seconds, to_timeout
 from klamm.types import Batch, Committed, Position, RunReport, TopicPartition
 from klamm.typevars import T
-from klamm.where import Where, WhereLike, checked_position
+from klamm.where import Where, WhereLike, checked_position, fixed, is_named, is_positions, position_in
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from klamm.choices import Compression, RunErrorPolicy, RunOrder
     from klamm.client.consume.read_engine import Records
     from klamm.client.groups.group_session import GroupOptions
-    from klamm.client.groups.membership import Member
     from klamm.client.transaction import Transaction
     from klamm.client.work.outcomes import Attempt
     from klamm.client.work.run_options import ErrorTypes
@@ -47,8 +46,6 @@ __all__ = ["Consumer", "session_of", "session_that_read"]
 _FORMS = dict(zip(options_of(Form), (RECORDS, TUPLES, VALUES), strict=True))
 _RESETS = options_of(OffsetReset)
 _BAD_RECORDS = dict(zip(options_of(BadRecordPolicy), (BAD_RAISE, BAD_SKIP, BAD_RAW), strict=True))
-_AT_ONCE = 500  # records that a loop takes; then the group is looked after
-_AT_ONCE_S = 0.1  # and in a group, after so long
 
 
 class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
@@ -172,7 +169,7 @@ class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
                 return loop.interrupted or session.is_stopped
 
             while not is_over():
-                records = self._next_of(loop, _AT_ONCE)
+                records = self._next_of(loop, AT_ONCE)
                 if records is None:
                     return
                 current = self._current = iter(records)
@@ -184,11 +181,10 @@ class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
                         if self._current is not current:
                             break
                 else:
-                    yield from self._of_member(current, session.member)
+                    yield from self._of_member(current, session.next_look())
 
-    def _of_member(self, records: Iterator[T], member: Member) -> Iterator[T]:
+    def _of_member(self, records: Iterator[T], due: float) -> Iterator[T]:
         """Yield records while the group needs no work."""
-        due = time.monotonic() + min(_AT_ONCE_S, member.interval_s / 4)
         for record in records:
             yield record
             if self._current is not records or time.monotonic() >= due:
@@ -248,11 +244,11 @@ class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
         """Continue, in every partition, at what `start` means for a new consumer; a mapping moves what it names."""
         session = self._session
         session.check_usable()
-        where = Where(start, name="start").at(session.core.heads.wall_ms())
-        names = [name for name in session.engine.positions() if not where.is_positions or where.names(*name)]
+        where = fixed(Where(start, name="start"), session.core.heads.wall_ms())
+        names = [name for name in session.engine.positions() if not is_positions(where) or is_named(where, *name)]
         self._current = None
         session.move(
-            {name: where.position_in(partition) for name, partition in open_partitions(session.core, names).items()}
+            {name: position_in(where, partition) for name, partition in open_partitions(session.core, names).items()}
         )
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from klamm.batch import BatchMemory, Decoder
-from klamm.client.consume.read_engine import ReadFormat, Records
+from klamm.client.consume.read_engine import ReadFormat, Records, position_is_gone
 from klamm.errors import CorruptBatch, OffsetOutOfRange, UnknownTopic
 from klamm.log import head
 from klamm.types import Position, TopicPartition
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Cursor"]
 
 _FIRST_BYTES = 64 << 10
-_EXPIRED = (
-    "records that are gone, or never were: say auto_offset_reset='earliest' (or 'latest') to go on with those that are "
-    "there, or seek"
-)
 
 
 class Cursor:
@@ -140,8 +136,7 @@ class Cursor:
             except OffsetOutOfRange as error:
                 self._check_not_deleted()
                 if reset not in ("earliest", "latest"):
-                    error.hint = _EXPIRED
-                    raise
+                    raise position_is_gone(self.name, error.offset, error.start, error.end) from None
                 self.seek(Position(error.start if reset == "earliest" else error.end))
                 continue
             except (CorruptBatch, FileNotFoundError):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from klamm.client.consume.cursor import Cursor
-from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records
+from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVersions
 from klamm.client.consume.stalled_transactions import StalledTransactions
 from klamm.client.subscription import open_partitions
 from klamm.disk._os import PriorityMutex
@@ -28,22 +28,11 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import Core
 
-__all__ = ["LogEngine", "SeenVersions"]
+__all__ = ["LogEngine"]
 
 _MAX_OPEN = 64  # files
 _LOOKS = 512  # heads that are looked at between two reads
 _WAIT_S = 0.5  # the longest wait of one call; transactions that stall are looked at in between
-
-
-class SeenVersions:
-    """The versions of the catalog and of the groups that the caller has acted on: a wait ends when there are others."""
-
-    __slots__ = ("catalog", "groups")
-
-    def __init__(self, catalog: int = -1, groups: int = -1) -> None:
-        """Set the versions; -1: whichever they are."""
-        self.catalog = catalog
-        self.groups = groups
 
 
 class LogEngine:

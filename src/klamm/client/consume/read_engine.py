@@ -15,18 +15,23 @@ Kafka cluster) can take the place of log_engine.py. tests/client/test_read_engin
   E4  `close` returns when nothing is open any more. If the reading thread does not give its turn in time, that thread
       closes everything when it comes back. After `close`, no records are returned.
   E5  `interrupt`, `close` and whatever asks for the turn end a wait. `next_records` may return None early at any time:
-      its caller looks at what may have changed, and calls again.
+      its caller looks at what may have changed, and calls again. It does so when the catalog or the groups have other
+      versions than those in `seen`, if the engine can know them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from klamm.batch import Records
+from klamm.errors import OffsetOutOfRange
 from klamm.types import Position, TopicPartition
 
-__all__ = ["TURN_S", "ReadEngine", "ReadFormat", "Records"]
+if TYPE_CHECKING:
+    from klamm.log.partition import Partition
+
+__all__ = ["TURN_S", "ReadEngine", "ReadFormat", "Records", "SeenVersions", "position_is_gone"]
 
 TURN_S = 10.0
 """How long a call from another thread waits for the reading thread."""
@@ -43,8 +48,37 @@ class ReadFormat(NamedTuple):
     """What becomes of a record that does not suit its serde: BAD_RAISE, BAD_SKIP or BAD_RAW."""
 
 
+class SeenVersions:
+    """The versions of the catalog and of the groups that the caller has acted on: a wait ends when there are others."""
+
+    __slots__ = ("catalog", "groups")
+
+    def __init__(self, catalog: int = -1, groups: int = -1) -> None:
+        """Set the versions; -1: whichever they are."""
+        self.catalog = catalog
+        self.groups = groups
+
+
+def position_is_gone(partition: TopicPartition, offset: int, start: int, end: int) -> OffsetOutOfRange:
+    """Return the error of an engine that is not told where to go on, if the log does not have its position."""
+    return OffsetOutOfRange(
+        f"{partition.topic}/{partition.partition}: offset {offset} is not in [{start}, {end})",
+        offset=offset,
+        start=start,
+        end=end,
+        code="offset_gone",
+        hint="records that are gone, or never were: say auto_offset_reset='earliest' (or 'latest') to go on with those "
+        "that are there, or seek",
+    )
+
+
 class ReadEngine(Protocol):
     """See the top of this module."""
+
+    seen: SeenVersions
+    """Set by the caller."""
+    is_waiting: bool
+    """Whether the reading thread waits for records."""
 
     def next_records(self, max_records: int, timeout_s: float | None) -> Records | None:
         """Return the next records of one partition, at most `max_records`; None if there are none in time."""
@@ -56,6 +90,10 @@ class ReadEngine(Protocol):
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return the positions of all partitions that are assigned."""
+        ...
+
+    def reads(self, name: TopicPartition, partition: Partition) -> bool:
+        """Return whether it reads this very partition: the topic may have been deleted and re-created."""
         ...
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:

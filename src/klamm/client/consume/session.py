@@ -10,19 +10,22 @@ or of a partition that is added to a topic, are read from the first one on.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from klamm.client.consume.engines import open_engine
+from klamm.client.consume.read_engine import TURN_S
 from klamm.client.groups.group_session import GroupSession
 from klamm.client.groups.membership import IDLE_LOOK_S
 from klamm.client.subscription import open_partitions
 from klamm.disk import fork
 from klamm.errors import Closed, Forked, GroupError, StoreError
 from klamm.types import Batch, Position, TopicPartition
-from klamm.where import resume_at
+from klamm.where import fixed, position_in, resume_at
 
 if TYPE_CHECKING:
     from klamm.client.consume.read_engine import ReadFormat, Records
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
     from klamm.store.directory import Core
     from klamm.where import Where
 
-__all__ = ["Session"]
+__all__ = ["AT_ONCE", "Session"]
 
+AT_ONCE = 500
+"""Records that a loop takes; then the group is looked after."""
+_AT_ONCE_S = 0.1  # and in a group, after so long
 _WAIT_S = 0.5  # the longest wait of the engine
 
 
@@ -72,11 +78,12 @@ class Session:
         self.wait_s = wait_s  # how long a loop waits for records; None: without limit
         self.is_stopped = False
         self.is_closing = self.is_closed = False
+        self._closing = threading.RLock()  # of the thread that closes it; others that close it wait for that
         self._is_forked = False
         self.transaction: Abortable | None = None  # the open one that it takes part in
         self._rewind_due: tuple[dict[TopicPartition, int], bool] | None = None  # begun, and not done
         self._subscription = subscription
-        self._start = start.at(core.heads.wall_ms())
+        self._start = fixed(start, core.heads.wall_ms())
         self.read_format = read_format
         self._version = core.heads.catalog_version
         # What a group shared when this member came; partitions that are not in it have come since.
@@ -178,6 +185,10 @@ class Session:
                 self._go_back(*self._rewind_due)
             self.sharing.poll_begins(self)
 
+    def next_look(self) -> float:
+        """Return when a loop that has just got records is to poll again, by time.monotonic(), however slow it is."""
+        return math.inf if self.member is None else time.monotonic() + min(_AT_ONCE_S, self.member.interval_s / 4)
+
     # ---- which partitions
 
     def _refresh_if_due(self) -> None:
@@ -199,7 +210,7 @@ class Session:
             }
             stored = self.sharing.commits.load(fresh) if self.sharing is not None else {}
             starts = {
-                name: self._start.position_in(partition, is_new=is_new)
+                name: position_in(self._start, partition, is_new=is_new)
                 for name, partition in fresh.items()
                 if name not in stored
             }
@@ -266,9 +277,19 @@ class Session:
         self.wake()
 
     def close(self) -> None:
-        """End, and close what is open. A loop in another thread ends, too."""
-        if self.is_closed or self.is_closing:
+        """End, and close what is open. A loop in another thread ends, too.
+
+        If another thread is closing it, wait until that is done, at most TURN_S: that one may wait for this one.
+        """
+        if not self._closing.acquire(timeout=TURN_S):
             return
+        try:
+            if not self.is_closing:
+                self._close()
+        finally:
+            self._closing.release()
+
+    def _close(self) -> None:
         self.is_closing = True
         try:
             if not self._is_forked:
@@ -296,3 +317,4 @@ class Session:
 
     def _in_child(self) -> None:
         self._is_forked = True
+        self._closing = threading.RLock()  # the thread that has the other one is not in this process

@@ -17,7 +17,7 @@ from klamm.client.serde import key_pair, value_pair
 from klamm.client.subscription import Subscription
 from klamm.errors import InvalidSetting, OffsetOutOfRange
 from klamm.types import Position, TopicPartition
-from klamm.where import Where, range_in
+from klamm.where import Where, fixed, range_in
 
 if TYPE_CHECKING:
     from klamm.client.serde import Serde
@@ -89,7 +89,7 @@ def read_history(
     while the last `n` are searched, with the number of records read, and of offsets to read at most.
     """
     _check(n)
-    where = Where("earliest" if start is None else start, name="start").at(core.heads.wall_ms())
+    where = fixed(Where("earliest" if start is None else start, name="start"), core.heads.wall_ms())
     count = _LAST if n is None and start is None else n
     ranges = _ranges(partitions, where)
     ends = {name: Position(offsets.stop) for name, offsets in ranges.items()}

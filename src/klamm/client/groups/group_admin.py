@@ -26,7 +26,7 @@ from klamm.types import (
     Position,
     TopicId,
 )
-from klamm.where import Where, WhereLike, checked_position
+from klamm.where import Where, WhereLike, checked_position, fixed, is_named, is_positions, position_in, topics_of
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -135,7 +135,7 @@ class Groups:
         stored = {} if found is None else _by_partition(core, found)
         target = _target(core, to, by, like, stored)
         if topics is None and to is not None:
-            topics = Where(to).topics()
+            topics = topics_of(Where(to))
         if topics is None and found is None:
             near = nearest(group, core.groups.names())
             raise UnknownGroup(
@@ -295,9 +295,9 @@ def _target(
         others = _by_partition(core, core.groups.get(like))
         return lambda name, _: Position(others[name].offset, others[name].leader_epoch) if name in others else None
     assert to is not None
-    where = Where(to, name="to").at(core.heads.wall_ms())
+    where = fixed(Where(to, name="to"), core.heads.wall_ms())
     return lambda name, partition: (
-        None if where.is_positions and not where.names(*name) else where.position_in(partition)
+        None if is_positions(where) and not is_named(where, *name) else position_in(where, partition)
     )
 
 

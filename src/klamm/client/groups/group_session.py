@@ -25,7 +25,7 @@ from klamm.errors import GroupError, InvalidSetting
 from klamm.store.groups import checked_name
 from klamm.times import Duration, to_seconds
 from klamm.types import Position, TopicPartition
-from klamm.where import Where, resume_at
+from klamm.where import Where, position_in, resume_at
 
 if TYPE_CHECKING:
     from klamm.client.consume.read_engine import ReadEngine
@@ -219,9 +219,10 @@ class GroupSession:
             assert self.member is not None
             raise GroupError(
                 f"group {self.member.group!r}: has no offset for {tp[0]}/{tp[1]}",
+                code="no_offset",
                 hint="set one with store.groups.reset, or choose auto_offset_reset='earliest' or 'latest'",
             )
-        return Where(self._reset).position_in(partition, is_new=session.is_new(tp))
+        return position_in(Where(self._reset), partition, is_new=session.is_new(tp))
 
     def _reload(self, session: Session) -> None:
         """Continue from the stored offsets, after a gap."""

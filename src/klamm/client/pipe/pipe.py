@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from klamm.choices import PipeErrorPolicy, options_of
+from klamm.choices import OffsetReset, PipeErrorPolicy, options_of
 from klamm.client.consume.consumer import Consumer, session_of
 from klamm.client.consume.interrupt import Loop
 from klamm.client.options import check_count, choice, is_async
@@ -56,6 +56,7 @@ class Pipe(StoreHandle, by="store.pipe(…)", of=Core):
         group: str | None = None,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
+        auto_offset_reset: OffsetReset | None = None,
         on_error: PipeErrorPolicy = "stop",
         max_records: int = 1000,
         max_poll_interval_ms: int = 300_000,
@@ -76,7 +77,14 @@ class Pipe(StoreHandle, by="store.pipe(…)", of=Core):
         self._ended = threading.Condition()
         self._is_closing = False
         states = None if state is None else States(core, state, topic, values, self._stay_member)
-        self._consumer = Consumer(core, topic, group=self.group, max_poll_interval_ms=max_poll_interval_ms, store=store)
+        self._consumer = Consumer(
+            core,
+            topic,
+            group=self.group,
+            auto_offset_reset=auto_offset_reset,
+            max_poll_interval_ms=max_poll_interval_ms,
+            store=store,
+        )
         self._session = session_of(self._consumer)
         self._runner = PipeRunner(
             self._consumer,

@@ -1,6 +1,8 @@
-"""The options of a producer, and of a transaction, but for their serdes: for overloads of the calls that make them.
+"""The keyword arguments of producers and transactions, as types: for the signatures of `store.producer(…)`,
+`store.transaction(…)` and their siblings, which pass them on.
 
-`Producer.__init__` and `Transaction.__init__` have the defaults; a test keeps the names the same.
+`serde` and `key_serde` are not among them: each overload of those methods has its own types for them. The defaults are
+those of `Producer.__init__` and `Transaction.__init__`; a test compares the names.
 """
 
 from __future__ import annotations

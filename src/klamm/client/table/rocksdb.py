@@ -34,7 +34,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.disk import files
-from klamm.errors import DiskFull, KlammError, LogError, NotInstalled, ReadOnly
+from klamm.errors import DiskFull, KlammError, LogError, NewerFormat, NotInstalled, ReadOnly
 from klamm.types import Position
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def can_maintain() -> bool:
 
 
 def open_maintainer(path: str) -> RocksTable:
-    """Open for writing; made if it is not there. Held, Broken, or one of our errors."""
+    """Open for writing, or create. Raise TableBusy, TableCorrupt, NewerFormat, or another of our errors."""
     global _used
     assert can_maintain()
     _used = True
@@ -203,8 +203,18 @@ def open_maintainer(path: str) -> RocksTable:
         table._applied[b"format"] = _FORMAT
     elif known != _FORMAT:
         table.close()
+        _check_not_newer(known, path)
         raise TableCorrupt(f"{path}: has format {known!r}")
     return table
+
+
+def _check_not_newer(known: bytes, path: str) -> None:
+    """Raise NewerFormat if a newer Klamm made the table: it is not damaged, and not ours to rebuild."""
+    if known.isdigit() and int(known) > int(_FORMAT):
+        raise NewerFormat(
+            f"{path}: the table has format {int(known)}, this Klamm knows formats up to {int(_FORMAT)}",
+            hint="open it with a newer Klamm; or remove the directory: the table is made again from the log",
+        )
 
 
 def open_follower(path: str) -> RocksTable | None:
@@ -221,10 +231,14 @@ def open_follower(path: str) -> RocksTable | None:
             path, options, column_families={"applied": options}, access_type=rocksdict.AccessType.secondary(own)
         )
         table = RocksTable(db)
-        if table._applied.get(b"format") != _FORMAT:
+        known = table._applied.get(b"format")
+        if known != _FORMAT:
             table.close()
+            _check_not_newer(known or b"", path)
             return None
         return table
+    except NewerFormat:
+        raise
     except Exception:  # noqa: BLE001  # it is being made, removed or repaired; its user tries again
         return None
     finally:

@@ -19,7 +19,7 @@ from klamm.console.pages.produce import VALUE_KINDS, check_changes, form_value, 
 from klamm.console.pages.record_html import value_html
 from klamm.console.pages.topic import chosen_partitions, view_of
 from klamm.errors import KlammError
-from klamm.where import Where
+from klamm.where import Where, offset_in
 
 if TYPE_CHECKING:
     from klamm.client.work.dead_letters import DeadLetter
@@ -144,7 +144,7 @@ def _ends(console: Console, visit: Visit) -> dict[int, int]:
         return {partition.number: partition.end for partition in console.store.topics.describe(topic).partitions}
     seen = Where(until, name="until")
     partitions = chosen_partitions(console, Visit(visit.path, {"topic": topic}))
-    return {name.partition: seen.offset_in(log, end=log.ends().end, default=0) for name, log in partitions.items()}
+    return {name.partition: offset_in(seen, log, end=log.ends().end, default=0) for name, log in partitions.items()}
 
 
 def _plan(console: Console, visit: Visit) -> dict[str, Any]:
@@ -461,7 +461,7 @@ def redrive_one(console: Console, form: Visit) -> str:
         edit=edit,
     )
     if not done:
-        raise RequestError(409, f"{topic}: the letter {place[0]}/{place[1]} was put back meanwhile")
+        raise RequestError(409, f"{topic}: the letter {place[0]}/{place[1]} was put back while this page was open")
     return f"/dead-letters/{topic}"
 
 

@@ -11,18 +11,18 @@ from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import check_changes
 from klamm.console.pages.topic import chosen_partitions, heading
-from klamm.where import Where
+from klamm.where import Where, fixed, is_named, is_positions, offset_in
 
 __all__ = ["PURGE", "purge"]
 
 
 def _plan(console: Console, visit: Visit) -> dict[int, tuple[int, int]]:
     """Return the offsets that would be deleted, by partition: from, and up to but not including."""
-    end = Where(visit.one("before"), name="before").at(console.store._acquired().heads.wall_ms())
+    end = fixed(Where(visit.one("before"), name="before"), console.store._acquired().heads.wall_ms())
     plan = {}
     for name, log in chosen_partitions(console, visit).items():
         ends = log.ends()
-        until = min(end.offset_in(log, end=ends.end, default=ends.start), ends.end)
+        until = min(offset_in(end, log, end=ends.end, default=ends.start), ends.end)
         if until > ends.start:
             plan[name.partition] = (ends.start, until)
     return plan
@@ -147,12 +147,12 @@ def purge(console: Console, form: Visit) -> str:
     check_changes(console)
     topic = form.params["topic"]
     until = Where(form.one("until"), name="until")
-    if not until.is_positions:
+    if not is_positions(until):
         raise RequestError(400, f"until: {form.one('until')!r} is invalid", "look at what would be deleted first")
     ends = {
-        name.partition: until.offset_in(log, end=log.ends().end, default=0)
+        name.partition: offset_in(until, log, end=log.ends().end, default=0)
         for name, log in chosen_partitions(console, Visit(form.path, {"topic": topic})).items()
-        if until.names(topic, name.partition)
+        if is_named(until, topic, name.partition)
     }
     console.store[topic].delete_records(ends)
     return topic_address(topic)

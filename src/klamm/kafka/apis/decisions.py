@@ -8,8 +8,8 @@ store/joint_decision.py. Its key lies beyond those of Kafka, so a client sees in
     transactions    those that are decided; all others of the scope that are ongoing are aborted
     committed       their end
     topics          by id, that have to be there, else UNKNOWN_TOPIC_ID: what is in a deleted topic would be lost
-    number          recorded with a commit, if the last one is still (last_number, last_fingerprint); -1: there was
-                    none. Else INVALID_UPDATE_VERSION. The response has the last number as it was before
+    number          recorded with a commit, if the last one is still (last_number, last_fingerprint), and below it; -1:
+                    there was none. Else INVALID_UPDATE_VERSION. The response has the last number as it was before
     validate_only   change nothing, and return the last number
     forgets_ids     transactional ids of the scope whose transactions are over are forgotten
 
@@ -61,9 +61,9 @@ async def decide_transactions(broker: Broker, call: Call) -> Struct:
     if decided is None:
         return response(error_code=code, error_message="another request is at one of its transactions")
     fields = _last_fields(decided.last)
-    if decided.is_changed:
-        changed = f"{request.writer}: another number was recorded since: nothing was done"
-        return response(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=changed, **fields)
+    if decided.conflict:
+        conflict = f"{decided.conflict}: nothing was done"
+        return response(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=conflict, **fields)
     message = f"{decided.name}: {decided.outcome.value}: nothing was done" if code else None
     return response(error_code=code, error_message=message, **fields)
 

@@ -1,6 +1,6 @@
 """The download of public keys: from the URL that was set and no other, within a time limit.
 
-urllib's time-out is for each read, so a server that sends a byte now and then could hold a thread for ever: here,
+urllib's timeout is for each read, so a server that sends a byte now and then could hold a thread forever: here,
 everything together has to be over within _LIMIT_S.
 """
 

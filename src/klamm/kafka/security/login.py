@@ -14,7 +14,7 @@ Promises
   LOG3  The response to a wrong password, to a user that does not exist and to a message that is not one of the
         mechanism is the same, and comes connection.failed.authentication.delay.ms late. What a user is challenged with
         that does not exist could be that of one that does (decoys.py).
-  LOG4  A connection that logs in again stays the same principal.
+  LOG4  A connection that logs in again stays the same principal, and does so by the same mechanism.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ class LoginFailed(Exception):
 class Login:
     """The login of one connection."""
 
-    __slots__ = ("_broker", "_disconnect", "_exchange", "_expires", "_is_failed", "_max_bytes", "_mechanism",
-                 "_timer", "lifetime_ms", "user")  # fmt: skip
+    __slots__ = ("_broker", "_disconnect", "_exchange", "_expires", "_first_mechanism", "_is_failed", "_max_bytes",
+                 "_mechanism", "_timer", "lifetime_ms", "user")  # fmt: skip
 
     def __init__(self, broker: Broker, disconnect: Callable[[str], None]) -> None:
         """Prepare a login. `disconnect` closes the connection, and logs why."""
         self._broker = broker
         self._disconnect = disconnect
         self._mechanism = ""
+        self._first_mechanism = ""  # by which it has logged in
         self._exchange: ScramExchange | str | None = None  # str: why a token is not valid
         self._expires = 0.0  # on the loop's clock; 0: it has not logged in
         self._is_failed = False
@@ -143,6 +144,12 @@ class Login:
         if isinstance(exchange, str):  # the client has heard that its token is invalid, and says so
             self._exchange = None
             raise self._failed(exchange)
+        if self._first_mechanism and mechanism != self._first_mechanism:
+            raise self._failed(
+                f"it has logged in by {self._first_mechanism}",
+                message=f"SASL mechanism '{mechanism}' requested by client is not supported for re-authentication of"
+                f" mechanism '{self._first_mechanism}'",
+            )
         try:
             if mechanism == "PLAIN":
                 plain = parse_plain(message)
@@ -175,12 +182,14 @@ class Login:
     async def _take_token(self, message: bytes) -> tuple[bytes, bool]:
         tokens = self._broker.tokens
         assert tokens is not None
-        token = parse_bearer(message)
+        bearer = parse_bearer(message)
         try:
-            verified = await self._broker.authenticate(tokens.verify, token)
+            verified = await self._broker.authenticate(tokens.verify, bearer.token)
         except BadExchange as error:
             self._exchange = str(error)
             return INVALID_TOKEN, False
+        if bearer.identity and bearer.identity != verified.user:
+            raise self._failed("the authorization id is not the user of the token", verified.user)
         self._finish(verified.user, max(1, int((verified.expires - time.time()) * 1000)))
         return b"", True
 
@@ -204,14 +213,17 @@ class Login:
             raise self._failed(f"it was {self.user!r}, and logs in again as {user[:100]!r}", user)
         self.user = user
         self._mechanism, mechanism = "", self._mechanism
+        self._first_mechanism = mechanism
         lifetimes = [each for each in (self._broker.settings.connections_max_reauth_ms, credential_ms) if each]
         self.lifetime_ms = min(lifetimes, default=0)
         self._expires = self._broker.loop.time() + self.lifetime_ms / 1000 if lifetimes else float("inf")
         self.close()
         self._broker.metrics.login(mechanism, "success")
 
-    def _failed(self, why: str, user: str = "") -> LoginFailed:
-        """Return the error; from now on the connection may send nothing."""
+    def _failed(self, why: str, user: str = "", message: str = "") -> LoginFailed:
+        """Return the error; from now on the connection may send nothing. `message`: what the client is sent, if that is
+        not that its credentials are invalid.
+        """
         mechanism = self._mechanism
         self._is_failed = True
         self._expires = 0.0
@@ -219,8 +231,9 @@ class Login:
         delay_s = self._broker.settings.connection_failed_authentication_delay_ms / 1000
         self._timer = self._broker.loop.call_later(delay_s + _LINGER_S, self._disconnect, "")
         self._broker.metrics.login(mechanism, "failure")
+        said = f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"
         return LoginFailed(
-            f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}",
+            message or said,
             f"login by {mechanism} failed: {why}",
             mechanism,
             user or self.user,

@@ -8,8 +8,8 @@
 
 Promises
   OAU1  A token counts if one of the issuer's keys has signed it, by an algorithm of sasl.oauthbearer.algorithms that
-        fits the key. There is no `none`, and no key that both sides share (HS256), for which a public key could be
-        taken.
+        fits the key: the key that the token names, or, if it or the key has no id, any that fits. There is no `none`,
+        and no key that both sides share (HS256), for which a public key could be taken.
   OAU2  Issuer, audience and expiry are checked. A login lasts as long as its token, and the clock skew.
   OAU3  While the keys cannot be fetched, the last ones count, until they are older than
         sasl.oauthbearer.jwks.max.age.ms; from then on no one logs in.
@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from klamm.errors import InvalidSetting, NotInstalled
 from klamm.kafka.addresses import is_this_machine
 from klamm.kafka.security.key_download import download
-from klamm.kafka.security.scram import BadExchange
+from klamm.kafka.security.scram import BadExchange, unescape_name
 
 if TYPE_CHECKING:
     from klamm.kafka.settings import ServerSettings
@@ -51,6 +51,14 @@ _SCHEMES = ("https://", "http://", "file:///")
 _URL = "sasl.oauthbearer.jwks.endpoint.url"
 
 _log = logging.getLogger("klamm.kafka")
+
+
+class Bearer(NamedTuple):
+    """The first message of a client."""
+
+    identity: str
+    """The authorization id: empty, or the user that the client wants to be."""
+    token: str
 
 
 class Verified(NamedTuple):
@@ -78,8 +86,8 @@ def check_key_url(settings: ServerSettings) -> None:
         raise InvalidSetting("has a user or a password", setting=_URL, hint="public keys need none: leave it out")
 
 
-def parse_bearer(message: bytes) -> str:
-    """Return the token in the first message of a client. Raise BadExchange, which does not show it."""
+def parse_bearer(message: bytes) -> Bearer:
+    """Return what the first message of a client says. Raise BadExchange, which does not show the token."""
     header, *fields = message.split(b"\x01", _MAX_FIELDS)
     binding, _, identity = header.partition(b",")
     if binding not in (b"n", b"y") or (identity != b"," and not identity.startswith(b"a=")):
@@ -90,7 +98,7 @@ def parse_bearer(message: bytes) -> str:
     if len(tokens) != 1 or tokens[0][:7].lower() != b"bearer ":
         raise BadExchange("the message of the client has no token")
     try:
-        return tokens[0][7:].decode("ascii").strip()
+        return Bearer(unescape_name(identity[2:-1]), tokens[0][7:].decode("ascii").strip())
     except UnicodeDecodeError:
         raise BadExchange("the token is not ASCII") from None
 
@@ -142,7 +150,7 @@ class Tokens:
                 " user (use https://)",
                 self._url,
             )
-        self._keys: dict[str, Any] = {}
+        self._keys: list[tuple[str | None, Any]] = []  # each with its id, if it has one
         self._fetched = float("-inf")
         self._tried = float("-inf")
         self._is_wanted = False
@@ -170,8 +178,8 @@ class Tokens:
                 return
             self._keys, self._fetched = keys, now
 
-    def _fetch(self) -> dict[str, Any]:
-        """Return the keys by their ids. Raise OSError or ValueError."""
+    def _fetch(self) -> list[tuple[str | None, Any]]:
+        """Return the keys, each with its id. Raise OSError or ValueError."""
         from joserfc.errors import JoseError
         from joserfc.jwk import JWKRegistry
 
@@ -179,14 +187,14 @@ class Tokens:
         listed = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(listed, list) or not listed or len(listed) > _MAX_KEYS:
             raise ValueError(f"expected a JWKS with 1 to {_MAX_KEYS} keys")
-        keys = {}
+        keys = []
         for entry in listed:
             if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
                 continue
             if entry.get("kty") not in _KEY_TYPES.values():  # no keys that both sides share
                 continue
             try:
-                keys[str(entry.get("kid", ""))] = JWKRegistry.import_key(entry)
+                keys.append((_id(entry), JWKRegistry.import_key(entry)))
             except (JoseError, ValueError, TypeError, KeyError):
                 continue  # of a kind that is not supported
         if not keys:
@@ -204,26 +212,36 @@ class Tokens:
         algorithm = header.get("alg")
         if algorithm not in self._algorithms:
             raise BadExchange(f"the token is signed by {str(algorithm)[:20]!r}, which is not allowed")
-        key = self._key(header, str(algorithm))
-        try:
-            claims = jwt.decode(token, key, algorithms=[str(algorithm)]).claims
-        except (JoseError, ValueError, TypeError) as error:
-            raise BadExchange(f"the token cannot be verified: {type(error).__name__}") from None
-        return self._check(claims)
+        problem = ""
+        for key in self._fitting(header, str(algorithm)):
+            try:
+                claims = jwt.decode(token, key, algorithms=[str(algorithm)]).claims
+            except (JoseError, ValueError, TypeError) as error:
+                problem = type(error).__name__
+            else:
+                return self._check(claims)
+        kid = _id(header)
+        if kid is None or all(kid != name for name, _ in self._keys):
+            self._is_wanted = True  # by a key without an id: there may be a new one
+        raise BadExchange(f"the token cannot be verified: {problem}")
 
-    def _key(self, header: dict[str, Any], algorithm: str) -> Any:
+    def _fitting(self, header: dict[str, Any], algorithm: str) -> list[Any]:
+        """Return the keys that may have signed a token, by its header: at least one."""
         if self._steady() - self._fetched > self._max_age_s:
             raise BadExchange(
                 "the keys of tokens are older than sasl.oauthbearer.jwks.max.age.ms, or were never fetched"
             )
-        keys, kid = self._keys, header.get("kid")
-        key = keys.get(str(kid)) if kid is not None else next(iter(keys.values())) if len(keys) == 1 else None
-        if key is None:
+        keys, kid = self._keys, _id(header)
+        named = [key for name, key in keys if kid is not None and name == kid]
+        candidates = named or [key for name, key in keys if kid is None or name is None]
+        if not candidates:
             self._is_wanted = True
             raise BadExchange(f"the token names the key {str(kid)[:50]!r}, which is not known")
-        if key.key_type != _KEY_TYPES[algorithm[:2]] or key.alg not in (None, algorithm):
+        kind = _KEY_TYPES[algorithm[:2]]
+        fitting = [key for key in candidates if key.key_type == kind and key.alg in (None, algorithm)]
+        if not fitting:
             raise BadExchange(f"the token is signed by {algorithm}, for which its key is not")
-        return key
+        return fitting
 
     def _check(self, claims: dict[str, Any]) -> Verified:
         now = self._now()
@@ -258,6 +276,12 @@ def _header(token: str) -> dict[str, Any]:
     if not isinstance(header, dict) or token.count(".") != 2:
         raise BadExchange("what was sent is not a token")
     return header
+
+
+def _id(fields: dict[str, Any]) -> str | None:
+    """Return the id in a key or in the header of a token, which it may leave out (RFC 7517)."""
+    kid = fields.get("kid")
+    return None if kid is None else str(kid)
 
 
 def _number(claims: dict[str, Any], name: str) -> float | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from klamm.store.scram import Credential
 
-__all__ = ["BadExchange", "ScramExchange", "parse_plain"]
+__all__ = ["BadExchange", "ScramExchange", "parse_plain", "unescape_name"]
 
 _NONCE_BYTES = 24
 _MAX_FIELDS = 16  # of a message: those that are not known are passed over
@@ -73,11 +73,11 @@ class ScramExchange:
             raise BadExchange("the first message of the client names no user, or no nonce")
         if any(name == b"tokenauth" and value == b"true" for name, value in fields[2:]):
             raise BadExchange("delegation tokens are not supported")
-        self.user = _unescape(fields[0][1])
+        self.user = unescape_name(fields[0][1])
         nonce = fields[1][1]
         if not self.user or not nonce or not all(0x21 <= byte <= 0x7E for byte in nonce):
             raise BadExchange("the user or the nonce is empty, or not to be read")
-        if identity and (not identity.startswith(b"a=") or _unescape(identity[2:]) != self.user):
+        if identity and (not identity.startswith(b"a=") or unescape_name(identity[2:]) != self.user):
             raise BadExchange("the authorization id is not the user")
         self._header = binding + b"," + identity + b","
         self._first = bare
@@ -126,7 +126,7 @@ def _decoded(text: bytes) -> bytes:
         raise BadExchange("what should be base64 is not") from None
 
 
-def _unescape(name: bytes) -> str:
+def unescape_name(name: bytes) -> str:
     """Return a saslname as text: =2C is a comma, =3D an equals sign, and = stands for nothing else."""
     try:
         text = name.decode()

@@ -219,7 +219,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._is_delivering = False
 
     def _read_on(self) -> None:
-        """Pass on what is there, or receive more."""
+        """Pass on what is there, or receive more. Before the end of the handshake, `_stepped` does that: a thread may
+        be using the SSL object.
+        """
+        if not self._is_ready:
+            return
         if self._records.has_more or self._incoming.pending or self._ssl.pending():
             self._deliver_soon()
         else:

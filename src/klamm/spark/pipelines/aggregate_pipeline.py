@@ -108,19 +108,18 @@ def aggregate(
     if table:
         check_not_connect(spark, "aggregate with table=True")
         check_table(found, to)
-    told = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
-    folder = home(found, f"aggregate-{topic}-{to}", checkpoint)
-    claim = found.claim("aggregate", folder, told)
-    with claim.alone():
+    options = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
+    folder = found.take("aggregate", home(found, f"aggregate-{topic}-{to}", checkpoint), options)
+    with folder.alone():
         make_topics(found, to, {}, {topic: letters} if plan.may_fail else {}, compacted=table)
         own = stream_session(spark)
-        late = _Late(own, found, topic, plan, claim.checkpoint)
-        rows = _rows(incoming(own, found, topic, max_offsets), plan, to, letters)
+        late = _Late(own, found, topic, plan, folder.checkpoint)
+        rows = _aggregated(incoming(own, found, topic, max_offsets), plan, to, letters)
         outcome = drain(
-            _writer(rows, found, claim.checkpoint, table=table),
+            _writer(rows, found, folder.checkpoint, table=table),
             every=every,
             progress=progress,
-            total=behind(claim.checkpoint, found),
+            total=behind(folder.checkpoint, found),
             after=late.look,
         )
     return Report(
@@ -246,7 +245,7 @@ class _WindowPlan:
         return df.withColumn("_wrong", F.coalesce(*wrong) if wrong else F.lit(None).cast("string"))
 
 
-def _rows(records: DataFrame, plan: _WindowPlan, to: str, letters: str) -> DataFrame:
+def _aggregated(records: DataFrame, plan: _WindowPlan, to: str, letters: str) -> DataFrame:
     """Return the rows for the sink: results, and dead letters."""
     how = {"sum": F.sum, "min": F.min, "max": F.max}
     numbers = plan.numbers
@@ -337,8 +336,8 @@ class _Late:
         self.records += found[1]
 
 
-def _offsets(told: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(told) if isinstance(told, str) else told or {}
+def _offsets(reported: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(reported) if isinstance(reported, str) else reported or {}
     return found
 
 

@@ -14,7 +14,7 @@ The files may make a table, in Delta's format or in Iceberg's (archive_table.py)
 
 A micro-batch is written into staging, its dead letters are sent, and then the journal takes all of its files in at
 once and says that it is done. Killed before that, it is written again: Spark reads the same offsets again, and the dead
-letters bear a mark that lets them be sent once (txnAppId, txnVersion). Killed after that, the next run does the rest.
+letters carry an id, by which they are sent once (txnAppId, txnVersion). Killed after that, the next run does the rest.
 Files that are too small are merged in the same way: one comes, and those that it is made of go. Delta does it itself.
 """
 
@@ -126,27 +126,27 @@ def archive(
     if spark is None:
         _check_options_without_spark(to, schema, every)
     read = source(store, topic)
-    claim = _claimed(
+    folder = _take_folder(
         read, topic, to, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
     )
-    with claim.alone():
-        journal = Journal(claim)
-        _check_checkpoint(claim, journal)
+    with folder.alone():
+        journal = Journal(folder)
+        _check_checkpoint(folder, journal)
         journal.recover()
-        identity = _note_topic(claim, read, topic)
-        total = behind(claim.checkpoint, read)
+        identity = _note_topic(folder, read, topic)
+        total = behind(folder.checkpoint, read)
         if spark is None:
             begin = time.monotonic()
-            here = ArchiveHere(claim, journal, read.path, topic, max_offsets=max_offsets)
+            here = ArchiveHere(folder, journal, read.path, topic, max_offsets=max_offsets)
             here.run(progress, total)
             here.tidy(_MANY, file_bytes)
-            return _report(topic, here, Outcome(here.rows, here.batches, time.monotonic() - begin), claim, "local")
-        schemas = _schemas(spark, claim, read, topic, schema, journal.state.batch)
-        work = _Work(claim, journal, read.path, topic, schemas, identity, file_bytes)
+            return _report(topic, here, Outcome(here.rows, here.batches, time.monotonic() - begin), folder, "local")
+        schemas = _schemas(spark, folder, read, topic, schema, journal.state.batch)
+        work = _Work(folder, journal, read.path, topic, schemas, identity, file_bytes)
         if schemas is not None and not schemas.is_known:
             if every is not None:
                 raise InvalidSetting(f"schema: {topic} has no records yet to infer it from", hint="give a schema")
-            return Report("archive", topic, claim.directory, 0, 0, 0.0)
+            return Report("archive", topic, folder.directory, 0, 0, 0.0)
         rows = klamm.spark.read_stream(
             spark,
             read.path,
@@ -156,16 +156,16 @@ def archive(
             minPartitions=max(1, min(spark.sparkContext.defaultParallelism, total // TASK_OFFSETS)),
             columns=",".join(COLUMNS),
         )
-        writer = rows.writeStream.option("checkpointLocation", claim.checkpoint).foreachBatch(work.batch)
+        writer = rows.writeStream.option("checkpointLocation", folder.checkpoint).foreachBatch(work.batch)
         done = drain(writer, every=every, progress=progress, total=total)
         work.tidy(_MANY)
-    return _report(topic, work, done, claim, "spark")
+    return _report(topic, work, done, folder, "spark")
 
 
-def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, claim: PipelineDirectory, engine: str) -> Report:
+def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, folder: PipelineDirectory, engine: str) -> Report:
     details = {"files": work.files, "files_merged": work.merged, "engine": engine}
     counts = (work.rows + work.letters, work.rows, done.seconds, done.batches, work.letters)
-    return Report("archive", topic, claim.directory, *counts, details=details)
+    return Report("archive", topic, folder.directory, *counts, details=details)
 
 
 def _check_options_without_spark(to: str | os.PathLike[str], schema: Any, every: str | None) -> None:
@@ -193,7 +193,7 @@ def _check(
             raise InvalidSetting(f"dead_letters: {topic} is the topic itself", hint="name another")
 
 
-def _claimed(
+def _take_folder(
     read: Source,
     topic: str,
     to: str | os.PathLike[str],
@@ -214,7 +214,7 @@ def _claimed(
     before = None if known is None else known["options"].get("schema")
     if chosen and None not in (text, before) and "infer" not in (text, before):
         text = before  # what it was begun with; it may have grown (_schemas)
-    return read.claim("archive", to, {"schema": text, "dead_letters": dead_letters, **chosen})
+    return read.take("archive", to, {"schema": text, "dead_letters": dead_letters, **chosen})
 
 
 def _ddl(schema: Any) -> str | None:
@@ -248,15 +248,15 @@ def _format_options(
     return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table_name": name}
 
 
-def _check_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
+def _check_checkpoint(folder: PipelineDirectory, journal: Journal) -> None:
     """Refuse a checkpoint that was removed, or is older or newer than the journal: records would be lost or doubled."""
-    check_id(claim.checkpoint)
+    check_id(folder.checkpoint)
     done = journal.state.batch
-    path = f"{claim.checkpoint}/offsets/{done}"
+    path = f"{folder.checkpoint}/offsets/{done}"
     if done < 0:
         return
     try:
-        ends = {tp.partition: end for tp, end in ends_of(claim.checkpoint, done)}
+        ends = {tp.partition: end for tp, end in ends_of(folder.checkpoint, done)}
     except FileNotFoundError:
         raise NotAStore(f"{path}: missing: micro-batch {done} is archived", hint=_OTHER_CHECKPOINT) from None
     except ValueError:
@@ -269,9 +269,9 @@ def _check_checkpoint(claim: PipelineDirectory, journal: Journal) -> None:
         )
 
 
-def _note_topic(claim: PipelineDirectory, read: Source, topic: str) -> str:
+def _note_topic(folder: PipelineDirectory, read: Source, topic: str) -> str:
     """Keep what restore has to know; the archive's own id."""
-    path = claim.inside("topic.json")
+    path = folder.inside("topic.json")
     try:
         known: Mapping[str, Any] = json.loads(files.read(path))
     except FileNotFoundError:
@@ -280,24 +280,24 @@ def _note_topic(claim: PipelineDirectory, read: Source, topic: str) -> str:
         found = core.topic(topic)
         starts = list(known["starts"])
         starts += [each.ends().start for each in found.partitions()[len(starts) :]]
-        told = {
+        description = {
             "id": known["id"],
             "name": topic,
             "partitions": found.count,
             "settings": found.topic.settings.to_dict(),
             "starts": starts,
         }
-    files.replace(path, json.dumps(told, indent=2).encode() + b"\n")
+    files.replace(path, json.dumps(description, indent=2).encode() + b"\n")
     return str(known["id"])
 
 
 def _schemas(
-    spark: SparkSession, claim: PipelineDirectory, read: Source, topic: str, schema: Any, done: int
+    spark: SparkSession, folder: PipelineDirectory, read: Source, topic: str, schema: Any, done: int
 ) -> SchemaHistory | None:
     """Return the schemas of values; None: they have none. It may have nothing yet to infer the first one from."""
-    if claim.options["schema"] is None:
+    if folder.options["schema"] is None:
         return None
-    schemas = SchemaHistory(claim, topic, grows=claim.options.get("format") is not None)
+    schemas = SchemaHistory(folder, topic, grows=folder.options.get("format") is not None)
     if not schemas.is_known:
         rows = klamm.spark.read(spark, read.path, subscribe=topic, columns="value")
         schemas.begin(spark, _texts(rows))
@@ -314,7 +314,7 @@ def _texts(rows: DataFrame) -> DataFrame:
 class _Work:
     """The work of a run, micro-batch after micro-batch, on the driver."""
 
-    claim: PipelineDirectory
+    folder: PipelineDirectory
     journal: Journal
     store: str
     topic: str
@@ -331,22 +331,22 @@ class _Work:
         """Archive a micro-batch."""
         done = self.journal.state.batch
         if number == done:
-            _log.warning("Skipping micro-batch %d: it is archived already (%s)", number, self.claim.directory)
+            _log.warning("Skipping micro-batch %d: it is archived already (%s)", number, self.folder.directory)
             return
         if number != done + 1:
             raise NotAStore(
-                f"{self.claim.checkpoint}: is at micro-batch {number}, but {done} is the last that is archived",
+                f"{self.folder.checkpoint}: is at micro-batch {number}, but {done} is the last that is archived",
                 hint=_OTHER_CHECKPOINT,
             )
         if self.session is None:
             self.session = rows.sparkSession  # the query's own: others do not see what is set there
             for name, value in _SETTINGS.items():
                 self.session.conf.set(name, value)
-        sync_plan(self.claim.checkpoint, number)  # before the dead letters and the journal are committed
+        sync_plan(self.folder.checkpoint, number)  # before the dead letters and the journal are committed
         path = self.journal.stage(f"batch-{number}")
         written = self._records(path, number) if self.schemas is None else self._typed(path, rows, number)
         staged = by_day(written)
-        ends = {tp.partition: end for tp, end in ends_of(self.claim.checkpoint, number)}
+        ends = {tp.partition: end for tp, end in ends_of(self.folder.checkpoint, number)}
         self.files += len(self.journal.commit(staged, batch=number, ends=ends))
         self.rows += sum(each.rows for each in written)
         self.tidy(_TOO_MANY, staged)
@@ -356,7 +356,7 @@ class _Work:
         assert self.session is not None
         os.makedirs(path)
         most = self.session.sparkContext.defaultParallelism
-        parts = tasks_of(self.store, self.topic, self.claim.checkpoint, number, most)
+        parts = tasks_of(self.store, self.topic, self.folder.checkpoint, number, most)
         if not parts:
             return []
         write = partial(_write, parts, path, has_dates=self._has_dates)
@@ -377,7 +377,7 @@ class _Work:
         dates = [f"CASE WHEN day <= {_LAST_DATE} THEN day END AS date"] if self._has_dates else []
         columns = (*COLUMNS, "data", *dates, "day", "fits")
         dated.selectExpr(*columns).write.partitionBy("fits", "day").parquet(path)
-        self._bury(schema, f"{path}/fits=false", number)
+        self._send_dead_letters(schema, f"{path}/fits=false", number)
         fitting = f"{path}/fits=true"
         return [
             DayFile(f"date={day.removeprefix('day=')}", each, rows_in(each))
@@ -385,14 +385,14 @@ class _Work:
             for each in files_in(f"{fitting}/{day}")
         ]
 
-    def _bury(self, schema: JsonSchema, path: str, number: int) -> None:
+    def _send_dead_letters(self, schema: JsonSchema, path: str, number: int) -> None:
         """Send what does not fit to the dead letters."""
         found = [each for day in days_of(path, "day=") for each in files_in(f"{path}/{day}")]
         if not found:
             return
         assert self.session is not None
         with opened(self.store) as core:
-            name = dead_letter_topic(core, self.topic, self.claim.options["dead_letters"]).name
+            name = dead_letter_topic(core, self.topic, self.folder.options["dead_letters"]).name
         rows = self.session.read.parquet(*found).sortWithinPartitions("partition", "offset")
         klamm.spark.write(
             schema.letters(rows),
@@ -400,7 +400,7 @@ class _Work:
             topic=name,
             txnAppId=f"klamm.archive.{self.identity}",
             txnVersion=number,
-            checkpointLocation=self.claim.checkpoint,
+            checkpointLocation=self.folder.checkpoint,
         )
         self.letters += sum(map(rows_in, found))
 

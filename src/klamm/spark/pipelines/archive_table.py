@@ -68,8 +68,8 @@ class ArchiveTable(ABC):
         self._directory = directory
         self._app_id = app_id
 
-    def publish(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
-        """Carry out a change of the journal, if the table does not have it; 0 is none. `told` is for people."""
+    def publish(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
+        """Carry out a change of the journal, if the table does not have it; 0 is none. `summary` is for people."""
         with self._errors():
             last = self._last_sequence()
             if (last != sequence and last not in (sequence - 1, None)) or (last is None and sequence > 1):
@@ -80,7 +80,7 @@ class ArchiveTable(ABC):
             if not sequence:
                 return
             if last != sequence:
-                self._change(sequence, adds, removes, told)
+                self._change(sequence, adds, removes, summary)
             self._sync(is_repeated=last == sequence)
 
     def paths(self) -> list[str]:
@@ -118,7 +118,7 @@ class ArchiveTable(ABC):
         """Open the table, and return the number of the last change that it has; None if it is new, or not there."""
 
     @abstractmethod
-    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
+    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
         """Commit a change to the table, which is made if it is not there."""
 
     @abstractmethod
@@ -130,23 +130,23 @@ class ArchiveTable(ABC):
         """Raise errors of the package as KlammError."""
 
 
-def table_of(claim: PipelineDirectory) -> ArchiveTable | None:
+def table_of(folder: PipelineDirectory) -> ArchiveTable | None:
     """Return the table of an archive; None: the archive is a folder of Parquet files."""
-    kind = claim.options.get("format")
+    kind = folder.options.get("format")
     if kind not in ("delta", "iceberg"):
         return None
-    identity = type(claim).read(claim.directory)
+    identity = type(folder).read(folder.directory)
     assert identity is not None
     ((topic, topic_id),) = identity["identity"]["topics"].items()
     app_id = f"klamm.archive.{topic_id}"
     if kind == "delta":
         from klamm.spark.pipelines.delta_table import DeltaTable
 
-        return DeltaTable(claim.directory, app_id)
+        return DeltaTable(folder.directory, app_id)
     from klamm.spark.pipelines.iceberg_table import IcebergTable
 
-    catalog, name = claim.options.get("catalog"), claim.options.get("table_name")
-    return IcebergTable(claim.directory, app_id, topic, catalog=catalog, name=name)
+    catalog, name = folder.options.get("catalog"), folder.options.get("table_name")
+    return IcebergTable(folder.directory, app_id, topic, catalog=catalog, name=name)
 
 
 def empty_schema() -> pa.Schema:

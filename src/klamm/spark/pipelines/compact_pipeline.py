@@ -1,25 +1,25 @@
 """A compacted topic, compacted on Spark: for more keys than the table of one process holds.
 
-The built-in compaction (log/compaction.py) notes the latest offset of each key in one table, and makes as many passes
-as it is full. Here Spark finds the latest offsets, with a shuffle that spills to disk, and it is one pass. What goes
-and what stays is said by the same rules and done by the same record filter, so both leave the same records, and the
-same files.
+The built-in compaction (log/compaction.py) has the latest offset of each key in one table, and makes a pass for each
+time that the table is full. Here Spark finds the latest offsets, with a shuffle that spills to disk, in one pass. Both
+use the same record filter with the same rules, so both leave the same records, and the same files.
 
   1  The driver takes the clean byte of a partition and finds out what there is to compact.
   2  Keys: a task for each closed segment reads its keys; Spark gives, for each segment, the keys that have a later
      record in the dirty part of the log, with its offset. Those are all that a record filter has to know.
-  3  A task for each segment puts its keys into a table, and sifts the segment into <base>.log.<hex>.cleaned, synced. It
-     holds no lock, and writes a file of its own: one that is run twice, or goes on after its driver died, does no harm.
+  3  A task for each segment puts its keys into a table, and filters the segment into <base>.log.<hex>.cleaned, synced.
+     It holds no lock, and writes a file of its own: one that is run twice, or goes on after its driver died, does no
+     harm.
   4  The driver replaces the segments in the order of offsets, each durably before the next.
 
 Steps 3 and 4 take some segments at a time, so that not all of the topic is there twice.
 
-A marker stays while a record of its transaction does, which may be in a segment before it. Whether it is, is known when
-that one is sifted; tasks take it for gone, and say which markers depended on it. Where that was wrong, the segment is
-sifted again, being told.
+A marker stays while a record of its transaction stays. That record may be in an earlier segment, which another task
+filters at the same time. So a task assumes that there is none, and reports for which markers it has assumed that. If
+the earlier segment has kept a record, the driver has the segment filtered again, with the ids of those transactions.
 
 Promises
-  CMP1  No other process cleans the partition meanwhile: the driver holds its clean byte from 1 to the end. Appends and
+  CMP1  No other process cleans the partition until the end: the driver holds its clean byte from 1 on. Appends and
         reads go on.
   CMP2  Whichever process is killed, and whenever: each segment is as it was or as it will be. What is left over is
         removed by the next compaction, whichever it is, and by recovery.
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compact"]
 
-_AT_ONCE = 32  # segments that lie there twice
+_AT_ONCE = 32  # segments of which there are two files at a time
 _TIMEOUT_MS = 5000  # for another cleaning process: removing what expired takes a moment, a compaction longer
 _ANYTHING = 1 << 62
 _COLUMNS = ("key", "offset")
@@ -73,8 +73,8 @@ def compact(
     """Keep the latest record of each key of a compacted topic, with its offset, as `store[topic].compact()` does.
 
     What is worth it is compacted; with `force`, the segment being written is closed, and everything is. All workers
-    have to see the store's files. `progress` is told bytes done and bytes in all. In the report, `rows_read` are the
-    records that were looked at, `rows_written` those that are left of them.
+    have to see the store's files. `progress` is called with bytes done and bytes in all. In the report, `rows_read` are
+    the records that were looked at, `rows_written` those that are left of them.
 
     Raise UnknownTopic, NotAStore; InvalidSetting if the topic is not compacted; InvalidRecord if no record of it has a
     key; StoreBusy if another process is cleaning a partition.
@@ -325,11 +325,11 @@ class _Job:
         self, stale: DataFrame | None, counts: dict[int, int], segment_group: range, open_ids: set[int]
     ) -> list[_FilteredSegment]:
         """Filter the segments of a group, in order. `open_ids` are those before it, and after it when it is done."""
-        told = {segment_group[0]: sorted(open_ids)}
-        found = self._run(stale, counts, segment_group, told)
+        known_ids = {segment_group[0]: sorted(open_ids)}
+        found = self._run(stale, counts, segment_group, known_ids)
         again: dict[int, list[int]] = {}
         for at in segment_group:
-            if at not in told and not open_ids.isdisjoint(found[at].asked_ids):
+            if at not in known_ids and not open_ids.isdisjoint(found[at].asked_ids):
                 again[at] = sorted(open_ids)
             left = open_ids.difference(found[at].seen_ids).union(found[at].open_ids)
             open_ids.clear()

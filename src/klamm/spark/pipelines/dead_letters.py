@@ -1,8 +1,9 @@
-"""Records that a pipeline cannot use, as rows for the sink: the letters of client/work/dead_letters.py.
+"""Dead letters of a pipeline: the records that it cannot use, as rows for the sink.
 
-A row has the key, value and headers of the record that it was, and beside them the headers that say where that was and
-what is wrong with it. So `klamm dlq` and `store.redrive` know them. Rows of a query and its letters go to the sink
-together: one transaction, so that each letter is there once, too.
+A dead letter has the key, the value and the headers of the record, and in addition the headers of
+client/work/dead_letters.py: the record's topic, partition and offset, and the reason. So `klamm dlq` and
+`store.redrive` work on them, too. The sink gets the results of a micro-batch and its dead letters in one DataFrame, and
+writes them in one transaction: each dead letter is there once, as each result is.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def letters(df: DataFrame, reason: Column) -> DataFrame:
-    """Return the records of `df`, which has COLUMNS, as letters: key, value and headers. `reason` is a sentence."""
+    """Return the records of `df`, which has COLUMNS, as dead letters. `reason` is a sentence."""
     attempts = F.filter("headers", lambda each: each["key"] == ATTEMPTS)
     before = F.try_element_at(attempts, F.lit(-1))["value"].cast("string").try_cast("long")
-    told = {
+    description = {
         "topic": F.col("topic"),
         "partition": F.col("partition"),
         "offset": F.col("offset"),
@@ -42,7 +43,7 @@ def letters(df: DataFrame, reason: Column) -> DataFrame:
     added = F.array(
         *(
             F.struct(F.lit(PREFIX + name).alias("key"), value.cast("string").cast("binary").alias("value"))
-            for name, value in told.items()
+            for name, value in description.items()
         )
     )
     return df.select("key", "value", F.concat(own, added).cast(HEADERS).alias("headers"))

@@ -2,8 +2,8 @@
 
     deduplicate(spark, "events/", "orders", "orders.once", by="header:id", within="1 day")
 
-A record passes if no record with its id that has passed is as young as its own time less `within`; else it is dropped,
-and counted. In a micro-batch, records of an id take their turn by time, then partition and offset. What passes keeps
+A record is dropped, and counted, if a record with its id has passed whose time is at or after its own less `within`;
+else it passes. In a micro-batch, records of an id take their turn by time, then partition and offset. What passes keeps
 key, value, headers and timestamp, and records of one partition and key keep their order only as far as their times do.
 
 State is one number for each id: when it passed last. It is forgotten when the watermark has passed that by `within`:
@@ -66,7 +66,7 @@ def deduplicate(
     """Copy a topic to the topic `to`, which is made if need be, but for records whose id was there within a time.
 
     `by` says what the id is: "key", "header:id", or a field of the JSON in the value, "$.id". `within` is a time such
-    as "1 day", `watermark` how much later than the latest a record may be (as long as `within`, if nothing is said).
+    as "1 day", `watermark` how much later than the latest a record may be (as long as `within`, by default).
     `dead_letters`: instead of the topic with `.dlq` behind its name. `max_offsets`: how many a micro-batch has at
     most. The report's details say how many were `dropped`.
     """
@@ -77,29 +77,28 @@ def deduplicate(
     letters = dead_letters or f"{topic}.dlq"
     found = source(store, topic)
     check_topics((topic,), to=to, dead_letters=letters)
-    told = {
+    options = {
         "to": to,
         "by": str(field),
         "within": f"{reach} milliseconds",
         "watermark": f"{delay} milliseconds",
         "dead_letters": letters,
     }
-    folder = home(found, f"deduplicate-{topic}-{to}", checkpoint)
-    claim = found.claim("deduplicate", folder, told)
-    with claim.alone():
+    folder = found.take("deduplicate", home(found, f"deduplicate-{topic}-{to}", checkpoint), options)
+    with folder.alone():
         make_topics(found, to, {"max.message.bytes": max_bytes(found, topic)}, {topic: letters})
         own = stream_session(spark)
         records = incoming(own, found, topic, max_offsets)
         outcome = drain(
             write_stream(
-                _rows(records, field, f"{delay} milliseconds", reach, to, letters),
+                _deduplicated(records, field, f"{delay} milliseconds", reach, to, letters),
                 found.path,
-                checkpointLocation=claim.checkpoint,
+                checkpointLocation=folder.checkpoint,
                 keepTimestamps=True,
             ),
             every=every,
             progress=progress,
-            total=behind(claim.checkpoint, found),
+            total=behind(folder.checkpoint, found),
         )
     rows, passed, wrong = (outcome.counts[name] for name in ("read", "written", "letters"))
     late = outcome.late
@@ -117,7 +116,7 @@ def deduplicate(
     )
 
 
-def _rows(records: DataFrame, field: Field, delay: str, reach: int, to: str, letters: str) -> DataFrame:
+def _deduplicated(records: DataFrame, field: Field, delay: str, reach: int, to: str, letters: str) -> DataFrame:
     from klamm.spark.pipelines.duplicate_filter import DuplicateFilter
 
     passed = (

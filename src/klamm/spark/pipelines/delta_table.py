@@ -49,13 +49,13 @@ class DeltaTable(ArchiveTable):
         self._table = self._open()
         return None if self._table is None else self._table.transaction_version(self._app_id)
 
-    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
+    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
         assert not removes
         statistics = [statistics_of(f"{self._directory}/{name}") for name in adds]
         first = 0 if self._table is None else self._table.version() + 1
         self._table = table = self._table or self._create(statistics)
         self._add_columns(table, statistics)
-        self._commit(table, sequence, zip(adds, statistics, strict=True), told)
+        self._commit(table, sequence, zip(adds, statistics, strict=True), summary)
         table.update_incremental()
         self._versions = range(first, table.version() + 1)
         if any(version and version % CHECKPOINT_EVERY == 0 for version in self._versions):
@@ -151,7 +151,7 @@ class DeltaTable(ArchiveTable):
                 table.update_incremental()
 
     def _commit(
-        self, table: Any, sequence: int, adds: Iterable[tuple[str, FileStatistics]], told: Mapping[str, Any]
+        self, table: Any, sequence: int, adds: Iterable[tuple[str, FileStatistics]], summary: Mapping[str, Any]
     ) -> None:
         from deltalake.transaction import AddAction, CommitProperties, Transaction
 
@@ -160,9 +160,9 @@ class DeltaTable(ArchiveTable):
             status, day = os.stat(f"{self._directory}/{name}"), name.partition("/")[0].removeprefix(_DATE)
             values = {"date": None if day.startswith("+") else day}  # Delta's dates end with the year 9999
             modified_ms = status.st_mtime_ns // 1_000_000
-            actions.append(AddAction(name, status.st_size, values, modified_ms, True, json.dumps(_told(statistics))))
+            actions.append(AddAction(name, status.st_size, values, modified_ms, True, json.dumps(_as_json(statistics))))
         properties = CommitProperties(
-            custom_metadata={name: json.dumps(value) for name, value in told.items()},
+            custom_metadata={name: json.dumps(value) for name, value in summary.items()},
             app_transactions=[Transaction(self._app_id, sequence)],
         )
         table.create_write_transaction(
@@ -195,7 +195,7 @@ def _files_of(table: Any, directory: str) -> Iterator[TableFile]:
         yield TableFile(f"{directory}/{each['path']}", each["size_bytes"], None if day is None else str(day))
 
 
-def _told(statistics: FileStatistics) -> dict[str, Any]:
+def _as_json(statistics: FileStatistics) -> dict[str, Any]:
     """Return statistics as Delta spells them."""
     columns = ("partition", "offset")
     least = {name: statistics.least[name] for name in columns if name in statistics.least}

@@ -103,12 +103,12 @@ class IcebergTable(ArchiveTable):
         kept = table.properties.get(self._app_id)
         return None if ours or kept is None else int(kept)
 
-    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], told: Mapping[str, Any]) -> None:
+    def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
         statistics = [statistics_of(f"{self._directory}/{name}") for name in adds]
         self._table = self._table or self._create(statistics)
         gone = self._replaced(removes)
         properties = {_OURS: self._app_id, _SEQUENCE: str(sequence)}
-        properties |= {name: json.dumps(value) for name, value in told.items()}
+        properties |= {name: json.dumps(value) for name, value in summary.items()}
         self._commit(sequence, properties, zip(adds, statistics, strict=True) if gone is not None else (), gone or [])
 
     def _sync(self, *, is_repeated: bool) -> None:
@@ -275,8 +275,8 @@ class IcebergTable(ArchiveTable):
         except (KlammError, AssertionError):
             raise
         except Exception as error:  # pyiceberg's errors, its catalogs' and its files' have no base of their own
-            said = f"{type(error).__name__}: {error}"
-            raise KlammError(f"{self._directory}: the Iceberg table {'.'.join(self._name)}: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise KlammError(f"{self._directory}: the Iceberg table {'.'.join(self._name)}: {reason}") from error
         finally:
             if self._known_catalog is not None and hasattr(self._known_catalog, "engine"):
                 self._known_catalog.engine.dispose()  # its connections; it makes others when it needs them

@@ -75,7 +75,7 @@ def join(
     """Join two topics into the topic `to`, which is made if need be.
 
     `within` is how far apart two records may be that meet, `watermark` how much later than the latest one may be (as
-    long as `within`, if nothing is said). `by` is "key", "header:id", or a field of the JSON in the value, "$.id": the
+    long as `within`, by default). `by` is "key", "header:id", or a field of the JSON in the value, "$.id": the
     same for both, or two of them. `how` is "inner" or "left". `max_offsets`: how many of each topic a micro-batch has
     at most. `Report.late` is the number of records that were below the watermark.
     """
@@ -93,7 +93,7 @@ def join(
     found = source(store, left, right)
     boxes = {name: f"{name}.dlq" for name in (left, right)}
     check_topics((left, right), to=to, left_letters=boxes[left], right_letters=boxes[right])
-    told = {
+    options = {
         "left": left,
         "to": to,
         "within": f"{reach} milliseconds",
@@ -101,9 +101,9 @@ def join(
         "by": [str(each) for each in fields],
         "how": how,
     }
-    claim = found.claim("join", home(found, f"join-{left}-{right}-{to}", checkpoint), told)
+    folder = found.take("join", home(found, f"join-{left}-{right}-{to}", checkpoint), options)
     largest = sum(max_bytes(found, name) for name in boxes) + _ROOM
-    with claim.alone():
+    with folder.alone():
         make_topics(found, to, {"max.message.bytes": largest}, boxes)
         own = stream_session(spark)
         records = [incoming(own, found, name, max_offsets) for name in (left, right)]
@@ -112,10 +112,10 @@ def join(
             wrong = each.where(field.bytes().isNull())
             rows = rows.unionByName(to_letters(wrong, boxes[name], _reason(field), f"letters {name}"))
         outcome = drain(
-            write_stream(rows, found.path, checkpointLocation=claim.checkpoint, keepTimestamps=True),
+            write_stream(rows, found.path, checkpointLocation=folder.checkpoint, keepTimestamps=True),
             every=every,
             progress=progress,
-            total=behind(claim.checkpoint, found),
+            total=behind(folder.checkpoint, found),
         )
     letters = {name: outcome.counts[f"letters {name}"] for name in boxes}
     counts = {"left_read": outcome.counts["left"], "right_read": outcome.counts["right"]}
@@ -162,7 +162,7 @@ def _joined(
     )
     text: list[Column] = [F.lit('{"key":'), json_text(F.col("left_id").cast("string"))]
     for name in ("left", "right"):
-        text += [F.lit(f',"{name}":'), _json(F.col(name))]
+        text += [F.lit(f',"{name}":'), _as_json(F.col(name))]
     for name in ("left_timestamp", "right_timestamp"):
         text += [F.lit(f',"{name}":'), json_time(F.col(name))]
     return counted(pairs, "written").select(
@@ -174,7 +174,7 @@ def _joined(
     )
 
 
-def _json(value: Column) -> Column:
+def _as_json(value: Column) -> Column:
     """Return a value in JSON: as it is, if it is JSON; else as text."""
     text = value.cast("string")
     # Spark's parser is content when the text begins with JSON. Between these, it has to be one value and no more.

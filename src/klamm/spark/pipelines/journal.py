@@ -52,16 +52,16 @@ class State:
 
     @staticmethod
     def read(directory: str) -> State:
-        """Read the journal of a claimed folder; without one, nothing was done yet."""
+        """Read the journal of a pipeline's folder; without one, nothing was done yet."""
         path = f"{directory}/journal.json"
         try:
-            told = json.loads(files.read(path))
+            content = json.loads(files.read(path))
             return State(
-                told["sequence"],
-                told["batch"],
-                {int(number): end for number, end in told["ends"].items()},
-                tuple((staged, name) for staged, name in told["adds"]),
-                tuple(told["removes"]),
+                content["sequence"],
+                content["batch"],
+                {int(number): end for number, end in content["ends"].items()},
+                tuple((staged, name) for staged, name in content["adds"]),
+                tuple(content["removes"]),
             )
         except FileNotFoundError:
             return State()
@@ -71,7 +71,7 @@ class State:
             ) from None
 
     def pack(self) -> bytes:
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             "version": _VERSION,
             "sequence": self.sequence,
             "batch": self.batch,
@@ -79,17 +79,17 @@ class State:
             "adds": [list(pair) for pair in self.adds],
             "removes": list(self.removes),
         }
-        return json.dumps(told, indent=1).encode() + b"\n"
+        return json.dumps(content, indent=1).encode() + b"\n"
 
 
 class Journal:
-    """The journal of one claimed folder; for one process at a time."""
+    """The journal of one pipeline's folder; for one process at a time."""
 
-    def __init__(self, claim: PipelineDirectory) -> None:
-        self._folder = claim.directory
-        self._ours = os.path.dirname(claim.inside(""))
-        self._staging = claim.inside("staging")
-        self.table = table_of(claim)
+    def __init__(self, folder: PipelineDirectory) -> None:
+        self._folder = folder.directory
+        self._ours = os.path.dirname(folder.inside(""))
+        self._staging = folder.inside("staging")
+        self.table = table_of(folder)
         self.state = State.read(self._ours)
 
     def recover(self) -> None:
@@ -172,9 +172,9 @@ class Journal:
         for folder in folders:
             files.sync_directory(f"{self._folder}/{folder}")
         if self.table is not None:
-            told = {"klamm.batch": self.state.batch, "klamm.ends": self.state.ends}
+            summary = {"klamm.batch": self.state.batch, "klamm.ends": self.state.ends}
             names = [name for _, name in self.state.adds]
-            self.table.publish(self.state.sequence, names, self.state.removes, told)
+            self.table.publish(self.state.sequence, names, self.state.removes, summary)
 
     def paths(self) -> list[str]:
         """Return the files that have the rows, in order."""

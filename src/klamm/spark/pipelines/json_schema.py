@@ -33,9 +33,10 @@ def parse_schema(given: str | StructType) -> StructType:
         try:
             schema = T.StructType.fromDDL(given)
         except PySparkException as error:
-            said = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]
             raise InvalidSetting(
-                f"schema: {given!r} cannot be parsed: {said}", hint="expected columns and types: id BIGINT, name STRING"
+                f"schema: {given!r} cannot be parsed: {reason}",
+                hint="expected columns and types: id BIGINT, name STRING",
             ) from None
     if not isinstance(schema, T.StructType):
         raise InvalidSetting(
@@ -143,7 +144,7 @@ class JsonSchema:
                 holds = holds & value.isNotNull()
             fits = fits & (~holds | value.getField(path[-1]).isNotNull())
         return (
-            rows.withColumn("_parsed", _read(self.schema))
+            rows.withColumn("_parsed", _parsed_value(self.schema))
             .withColumn("data", data)
             .withColumn("fits", F.col("value").isNull() | F.coalesce(fits, F.lit(False)))
             .drop("_parsed")
@@ -160,9 +161,9 @@ class JsonSchema:
             kind = _nullable(T.StructType([each])).fields[0]
             alone = F.from_json(_text(), T.StructType([kind, T.StructField(_UNFIT, T.StringType())]), _OPTIONS)
             needed = F.lit(not each.nullable) & alone.getField(each.name).isNull()
-            said = f"{each.name} does not fit {each.dataType.simpleString()}"
+            reason = f"{each.name} does not fit {each.dataType.simpleString()}"
             wrong.append(
-                F.when(alone[_UNFIT].isNotNull(), F.lit(said)).when(needed, F.lit(f"{each.name} may not be null"))
+                F.when(alone[_UNFIT].isNotNull(), F.lit(reason)).when(needed, F.lit(f"{each.name} may not be null"))
             )
         listed = F.concat_ws("; ", *wrong)
         return (
@@ -178,7 +179,7 @@ def _text() -> Column:
     return F.col("value").cast("string")
 
 
-def _read(schema: StructType) -> Column:
+def _parsed_value(schema: StructType) -> Column:
     """Return the parsed value. It is put into an array, and that before a last field: so text behind the object is
     seen, too.
     """

@@ -1,11 +1,12 @@
-"""A small topic -> Parquet files without Spark, in this process: the same folder, and the same journal, as archive.
+"""`archive` without Spark: this process writes the Parquet files of a small topic.
 
-A micro-batch goes the way that Spark takes: its plan is in the checkpoint before it is read, the journal decides
-(journal.py), and the checkpoint says then that it is done. Spark finds in the checkpoint what it would have written
-itself, so either continues what the other has begun, at any micro-batch, whichever process was killed.
+The folder, the journal (journal.py) and the checkpoint are those that Spark's `archive` uses, and the steps of a
+micro-batch are Spark's: its plan is written to the checkpoint, its files are written, the journal commits them, and the
+checkpoint records that the micro-batch is done. So a run with Spark can continue what a run without has begun, and the
+other way round, also in the middle of a micro-batch after a kill.
 
-  ARH1  A plan is on disk before the first file of its micro-batch is decided. A plan that is there already, Spark's or
-        ours, is read again and done as it is.
+  ARH1  A plan is on disk before the journal commits the files of its micro-batch. A plan that is in the checkpoint
+        already, Spark's or ours, is carried out as it is.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["TASK_OFFSETS", "ArchiveHere", "tasks_of"]
 
 TASK_OFFSETS = 100_000
-"""Fewer are not worth a task of Spark's, and a file, of their own."""
+"""The least that a task of Spark's reads, if there is that much: each task writes a file for each day."""
 
 
 def tasks_of(store: str, topic: str, location: str, number: int, most: int) -> list[list[Task]]:
-    """Return what a micro-batch reads whose plan is in the checkpoint at `location`, for `most` tasks of Spark's."""
+    """Return what a planned micro-batch reads, divided among `most` tasks of Spark's or fewer.
+
+    The checkpoint at `location` has the plan of micro-batch `number`.
+    """
     end = _planned(location, number)
     assert end is not None
     before = _planned(location, number - 1) or end
@@ -82,10 +86,12 @@ def _tasks(planner: Planner, options: ReadOptions, begin: StreamOffsets, end: St
 
 
 class ArchiveHere:
-    """One run."""
+    """One run of an archive without Spark, with what it has done so far."""
 
-    def __init__(self, claim: PipelineDirectory, journal: Journal, store: str, topic: str, *, max_offsets: int) -> None:
-        self._claim = claim
+    def __init__(
+        self, folder: PipelineDirectory, journal: Journal, store: str, topic: str, *, max_offsets: int
+    ) -> None:
+        self._folder = folder
         self._journal = journal
         self._max_offsets = max_offsets
         self._options = _options(store, topic)
@@ -105,15 +111,15 @@ class ArchiveHere:
             self._finish_last()
             while True:
                 number = self._journal.state.batch + 1
-                begin = _begin(planner, self._claim.checkpoint, number)
-                end = _planned(self._claim.checkpoint, number)
+                begin = _begin(planner, self._folder.checkpoint, number)
+                end = _planned(self._folder.checkpoint, number)
                 if end is None:
                     end = planner.latest(begin, self._max_offsets, target)
                     if end.is_at(begin):
                         return
                     if number == 0:
                         end = replace(end, origin=begin.offsets)
-                    checkpoint.write_plan(self._claim.checkpoint, number, end)
+                    checkpoint.write_plan(self._folder.checkpoint, number, end)
                 self._batch(planner, number, begin, end)
                 done += sum(end_offset - (begin.get(tp) or 0) for tp, end_offset in end)
                 if progress is not None:
@@ -122,22 +128,22 @@ class ArchiveHere:
     def _finish_last(self) -> None:
         """Record that the last micro-batch is done, if a run was killed before it could."""
         last = self._journal.state.batch
-        if last >= 0 and checkpoint.committed(self._claim.checkpoint) != last:
-            checkpoint.write_commit(self._claim.checkpoint, last)
+        if last >= 0 and checkpoint.committed(self._folder.checkpoint) != last:
+            checkpoint.write_commit(self._folder.checkpoint, last)
 
     def _batch(self, planner: Planner, number: int, begin: StreamOffsets, end: StreamOffsets) -> None:
-        """Write a micro-batch aside, let the journal decide, and say in the checkpoint that it is done."""
+        """Write the files of a micro-batch to staging, commit them by the journal, and mark the checkpoint as done."""
         staging = self._journal.stage(f"batch-{number}")
         os.makedirs(staging)
         table = self._journal.table
         has_dates = table is not None and table.has_dates
         written = write_days(_tasks(planner, self._options, begin, end), staging, has_dates=has_dates)
-        checkpoint.sync_plan(self._claim.checkpoint, number)
+        checkpoint.sync_plan(self._folder.checkpoint, number)
         ends = {tp.partition: end_offset for tp, end_offset in end}
         self.files += len(self._journal.commit(by_day(written), batch=number, ends=ends))
         self.rows += sum(each.rows for each in written)
         self.batches += 1
-        checkpoint.write_commit(self._claim.checkpoint, number)
+        checkpoint.write_commit(self._folder.checkpoint, number)
 
     def tidy(self, many: int, file_bytes: int) -> None:
         """Merge small files of days that have many, about `file_bytes` at a time."""

@@ -5,9 +5,9 @@
     _klamm/run.json         when the last run began and ended, and with which error
     _klamm/lock             held by the run that is at work
 
-A folder is claimed by the first run, and every other run has to be the same pipeline on the same topics with the same
-options: else two of them would write into each other's output, or one would go on where another stood. What Spark and
-others read there are the files beside `_klamm`: they pass over names that begin with `_`.
+The first run takes a new folder for its pipeline. Every other run has to be the same pipeline on the same topics with
+the same options: else two of them would write into each other's output, or one would go on where another stood. Spark
+and others read the files beside `_klamm`: they pass over names that begin with `_`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from klamm.disk import files
 from klamm.disk.locks import LockFile
-from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy
+from klamm.errors import InvalidSetting, KlammError, NewerFormat, NotAStore, StoreBusy
 
 __all__ = ["OURS", "PipelineDirectory", "Run", "local"]
 
@@ -32,12 +32,12 @@ _LONGEST_ERROR = 1000
 
 
 class PipelineDirectory:
-    """One folder, claimed."""
+    """A folder that belongs to a pipeline."""
 
     def __init__(self, directory: str, options: Mapping[str, Any]) -> None:
         self.directory = directory
         self.options = dict(options)
-        """What was said when it was claimed first."""
+        """Those of the first run."""
 
     @property
     def checkpoint(self) -> str:
@@ -65,7 +65,7 @@ class PipelineDirectory:
             try:
                 yield
             except BaseException as error:
-                replace(run, ended_ms=_now_ms(), error=_said(error)).write(self)
+                replace(run, ended_ms=_now_ms(), error=_summary(error)).write(self)
                 raise
             replace(run, ended_ms=_now_ms()).write(self)
         finally:
@@ -81,7 +81,7 @@ class PipelineDirectory:
     def take(
         directory: str | os.PathLike[str], identity: Mapping[str, Any], options: Mapping[str, Any]
     ) -> PipelineDirectory:
-        """Claim a new or empty folder, or come back to one.
+        """Take a new or empty folder for a pipeline, or return to its own.
 
         `identity` (pipeline, store, topics with their ids) and `options` have to be what they were; an option that is
         None may be left to what it was. InvalidSetting says what differs.
@@ -95,8 +95,8 @@ class PipelineDirectory:
                     f"{path}: is not empty, and no pipeline's: it has {strangers[0]}", hint="use a new folder"
                 )
             _make(f"{path}/{OURS}")
-            told = {"version": _VERSION, "identity": dict(identity), "options": dict(options)}
-            files.replace(f"{path}/{OURS}/pipeline.json", json.dumps(told, indent=2).encode() + b"\n")
+            content = {"version": _VERSION, "identity": dict(identity), "options": dict(options)}
+            files.replace(f"{path}/{OURS}/pipeline.json", json.dumps(content, indent=2).encode() + b"\n")
             files.sync_directory(f"{path}/{OURS}")
             return PipelineDirectory(path, options)
         if known["resetting"]:
@@ -131,7 +131,10 @@ class PipelineDirectory:
         try:
             found = json.loads(files.read(path))
             if found["version"] > _VERSION:
-                raise InvalidSetting(f"{path}: was written by a newer Klamm", hint="upgrade Klamm")
+                raise NewerFormat(
+                    f"{path}: has format {found['version']}, this Klamm knows formats up to {_VERSION}",
+                    hint="use a newer Klamm",
+                )
             states = {name: bool(found.get(name)) for name in ("resetting", "retired")}
             return {"identity": dict(found["identity"]), "options": dict(found["options"]), **states}
         except FileNotFoundError:
@@ -154,22 +157,22 @@ class Run:
     error: str | None = None
 
     @staticmethod
-    def read(claim: PipelineDirectory) -> Run | None:
+    def read(folder: PipelineDirectory) -> Run | None:
         """Return it; None if there was none, or if it cannot be read."""
         try:
-            return Run(**json.loads(files.read(claim.inside("run.json"))))
+            return Run(**json.loads(files.read(folder.inside("run.json"))))
         except (OSError, ValueError, TypeError):
             return None
 
-    def write(self, claim: PipelineDirectory) -> None:
-        files.replace(claim.inside("run.json"), json.dumps(asdict(self)).encode() + b"\n")
+    def write(self, folder: PipelineDirectory) -> None:
+        files.replace(folder.inside("run.json"), json.dumps(asdict(self)).encode() + b"\n")
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _said(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = str(error).strip().partition("\n")[0][:_LONGEST_ERROR]
@@ -181,7 +184,7 @@ def local(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
         raise InvalidSetting(
-            f"{text}: is not a folder of this machine", hint="mount it, or give a folder that all workers see"
+            f"{text}: is not a folder of this machine", hint="give a folder that this machine and all workers see"
         )
     return os.path.abspath(text.removeprefix("file://"))
 

@@ -1,8 +1,9 @@
 """Spark's reports of the micro-batches of a query, each once and none left out, however quick they are.
 
-Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener is
-told of each. A listener belongs to a session and hears of all its queries, in a thread of Spark's, while the query goes
-on: so reports are chosen by the id of the run, and when the end of the query is reported, they are complete.
+Spark keeps the reports of the last hundred micro-batches of a query, or of as many as a session says; a listener
+gets each of them. A listener belongs to a session and gets the reports of all its queries, in a thread of Spark's,
+while the query goes on: so reports are chosen by the id of the run, and are complete when the end of the query is
+reported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ProgressReports:
 
         found: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         ended: set[str] = set()
-        told = threading.Condition()
+        changed = threading.Condition()
 
         class Listener(StreamingQueryListener):
             def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's names
@@ -45,12 +46,12 @@ class ProgressReports:
                 pass
 
             def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-                with told:
+                with changed:
                     ended.add(str(event.runId))
-                    told.notify_all()
+                    changed.notify_all()
 
         self._spark = spark
-        self._found, self._ended, self._told = found, ended, told
+        self._found, self._ended, self._changed = found, ended, changed
         self._listener = Listener()
         self._run_id: str | None = None
         spark.streams.addListener(self._listener)
@@ -68,8 +69,8 @@ class ProgressReports:
 
     def take_rest(self) -> Iterator[dict[str, Any]]:
         """Return the remaining reports of a query that has ended."""
-        with self._told:
-            if not self._told.wait_for(lambda: self._run_id in self._ended, _LAST_S):
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._run_id in self._ended, _LAST_S):
                 _log.warning("Spark has not reported the end of a query within %d s: counts may be too small", _LAST_S)
         yield from self.take()
 

@@ -40,7 +40,7 @@ def rows(quality: Quality) -> list[tuple[str, str]]:
     """Return name and value, in the order of the page."""
     values, keys, found = quality.values, quality.keys, quality.json
     times = [each[name] for each in quality.partitions for name in ("first_timestamp", "last_timestamp") if each[name]]
-    told = [
+    found_rows = [
         ("topic", quality.topic),
         ("records", f"{quality.records:,} in {len(quality.partitions)} partitions"),
         ("from", min(times, default="-")),
@@ -50,23 +50,23 @@ def rows(quality: Quality) -> list[tuple[str, str]]:
         span = "empty"
         if each["records"]:
             span = f"{each['records']:,} records, offsets {each['first_offset']} to {each['last_offset']}"
-        told.append((f"partition {each['partition']}", span))
-    told += [
+        found_rows.append((f"partition {each['partition']}", span))
+    found_rows += [
         ("gaps", f"{quality.gaps['count']:,}, with {quality.gaps['missing']:,} offsets"),
         ("keys", f"{keys['distinct']:,}; {keys['repeated']:,} of them more than once; {keys['null']:,} null"),
         ("tombstones", f"{values['tombstones']:,}"),
         ("bytes of values", f"{values['total']:,}"),
     ]
     if values["max"] is not None:
-        told.append(("value sizes", ", ".join(f"{name} {number(values[name])}" for name in _SIZES)))
+        found_rows.append(("value sizes", ", ".join(f"{name} {number(values[name])}" for name in _SIZES)))
     shares = _percent(found["json_share"]), _percent(found["broken_share"])
-    told.append(("JSON", "{} of values; {} begin like it and do not parse".format(*shares)))
-    told.append(("fields", f"{quality.fields_in_all:,}"))
+    found_rows.append(("JSON", "{} of values; {} begin like it and do not parse".format(*shares)))
+    found_rows.append(("fields", f"{quality.fields_in_all:,}"))
     for each in quality.fields:
         remarks = _remarks(each)
         if remarks:
-            told.append((f"field {each['path']}", "; ".join(remarks)))
-    return told
+            found_rows.append((f"field {each['path']}", "; ".join(remarks)))
+    return found_rows
 
 
 _SIZES = ("min", "p50", "p95", "p99", "max")
@@ -206,38 +206,38 @@ def _gaps(quality: Quality) -> str:
         (str(each["partition"]), each["start"], each["end"] - 1, each["end"] - each["start"])
         for each in gaps["largest"]
     ]
-    said = f"{gaps['count']:,} gaps with {gaps['missing']:,} offsets: compacted, aborted, or markers of transactions."
+    intro = f"{gaps['count']:,} gaps with {gaps['missing']:,} offsets: compacted, aborted, or markers of transactions."
     more = " The largest:" if gaps["count"] > len(body) else ""
-    return note(said + more) + table(("partition", "from", "to", "offsets"), body, (1, 2, 3))
+    return note(intro + more) + table(("partition", "from", "to", "offsets"), body, (1, 2, 3))
 
 
 def _keys(quality: Quality) -> str:
     keys = quality.keys
-    said = note(
+    intro = note(
         f"{keys['distinct']:,} keys, {keys['repeated']:,} of them in several records; {keys['null']:,} records without."
     )
     most = [(each["key"], each["records"]) for each in keys["most"][:_MOST_KEYS]]
-    return said + bars("the most frequent keys", most, "records", 250, COLOURS[0]) if most else said
+    return intro + bars("the most frequent keys", most, "records", 250, COLOURS[0]) if most else intro
 
 
 def _sizes(quality: Quality) -> str:
     values = quality.values
     if values["max"] is None:
         return note("There are no values.")
-    said = note(f"{values['total']:,} bytes in all; {values['tombstones']:,} tombstones.")
-    return said + bars("value sizes", [(name, values[name]) for name in _SIZES], "bytes", _LEFT, COLOURS[2])
+    intro = note(f"{values['total']:,} bytes in all; {values['tombstones']:,} tombstones.")
+    return intro + bars("value sizes", [(name, values[name]) for name in _SIZES], "bytes", _LEFT, COLOURS[2])
 
 
 def _fields(quality: Quality) -> str:
     found = quality.json
-    said = (
+    intro = (
         f"Of {found['values']:,} values, {found['json']:,} are JSON, {found['broken']:,} begin like it and do not "
         f"parse, {found['other']:,} are something else."
     )
     if not quality.fields:
-        return note(said)
+        return note(intro)
     if quality.fields_in_all > len(quality.fields):
-        said += f" There are {quality.fields_in_all:,} fields; these are the most frequent."
+        intro += f" There are {quality.fields_in_all:,} fields; these are the most frequent."
     body = [
         (
             each["path"],
@@ -247,7 +247,7 @@ def _fields(quality: Quality) -> str:
         )
         for each in quality.fields
     ]
-    return note(said) + _strips(quality) + table(("field", "records", "types", "remarks"), body, (1,))
+    return note(intro) + _strips(quality) + table(("field", "records", "types", "remarks"), body, (1,))
 
 
 def _stretches(field: dict[str, Any], axis: _Axis) -> list[tuple[str, str, list[str]]]:

@@ -52,7 +52,7 @@ class Quality:
     topic: str
     store: str
     since: str | None
-    """Only records as young as this were looked at."""
+    """Only records at or after this time were read."""
     records: int
     bucket: str
     """How long each of `buckets` is: hour, day, week, month (30 days), year, …"""
@@ -110,33 +110,33 @@ def quality(
 
     `spark` None: without Spark, by DuckDB in this process, which suits a small topic (`small`).
 
-    `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records as
-    young as that. `progress` is told offsets done and offsets in all, each of which is read twice.
+    `since` is a time, as ISO 8601 (UTC, if it does not say), as milliseconds since 1970, or as a datetime: records at
+    or after that. `progress` is called with offsets done and offsets in all, each of which is read twice.
 
-    UnknownTopic, NotAStore and InvalidSetting are said before a job starts.
+    UnknownTopic, NotAStore and InvalidSetting are raised before a job starts.
     """
     begin = time.monotonic()
     since_ms = _milliseconds(since)
     found = source(store, topic)
     total = 2 * sum(found.ends[topic])
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if progress is not None:
             progress(done, total)
 
-    tell(0)
+    report(0)
     made: Sums = (
         SumsHere(found.path, topic, since_ms) if spark is None else SumsOfSpark(spark, found.path, topic, since_ms)
     )
     with closing(made) as sums:
         step = _step(sums)
-        tell(total // 2)
-        hours = _rows(sums, BUCKETS[step])
+        report(total // 2)
+        hours = _rows_by_bucket(sums, BUCKETS[step])
         gaps, by_partition = _gaps(sums)
         fields, fields_in_all = _fields(sums, BUCKETS[step])
         sizes = _sizes(sums)
         keys = {"null": sum(row["null_keys"] for row in hours), **_keys(sums)}
-        tell(total)
+        report(total)
     buckets = _buckets(hours, BUCKETS[step])
     return Quality(
         topic=topic,
@@ -149,7 +149,7 @@ def quality(
         gaps=gaps,
         keys=keys,
         values={"tombstones": sum(row["tombstones"] for row in hours), **sizes},
-        json=_json(hours),
+        json=_json_shares(hours),
         fields=_over_time(fields, [each["at"] for each in buckets if each["json"]]),
         fields_in_all=fields_in_all,
         seconds=time.monotonic() - begin,
@@ -186,7 +186,7 @@ def _time(ms: int | None) -> str | None:
         return f"{ms} ms"  # beyond the year 9999
 
 
-# ---- from sums to what is said
+# ---- from sums to the report
 
 
 def _step(sums: Sums) -> str:
@@ -212,7 +212,7 @@ def hour_of(at: str) -> int:
     return int(datetime.fromisoformat(at).timestamp()) // 3600
 
 
-def _rows(sums: Sums, hours: int) -> list[dict[str, Any]]:
+def _rows_by_bucket(sums: Sums, hours: int) -> list[dict[str, Any]]:
     """Return rows by partition and bucket; `bucket` is None for records without a timestamp."""
     least, most = ("first", "oldest"), ("last", "latest")
     added = ("records", "null_keys", "tombstones", "bytes", "json", "broken")
@@ -328,7 +328,7 @@ def _shown(key: bytes) -> str:
     return shown if len(shown) <= 100 else shown[:100] + "…"
 
 
-def _json(rows: list[Any]) -> dict[str, Any]:
+def _json_shares(rows: list[Any]) -> dict[str, Any]:
     values = sum(row["records"] - row["tombstones"] for row in rows)
     good, broken = sum(row["json"] for row in rows), sum(row["broken"] for row in rows)
     return {

@@ -42,7 +42,7 @@ def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     sizes: Counter[int] = Counter()
     for batch in batches:
         if batch.num_rows:
-            yield from _rows(batch, fields, sizes)
+            yield from _sums_of_batch(batch, fields, sizes)
         if len(fields) + len(sizes) > _MOST:
             yield from _handed_on(fields, sizes)
     yield from _handed_on(fields, sizes)
@@ -78,7 +78,7 @@ def _made(rows: int, **columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=_COLUMNS)
 
 
-def _rows(
+def _sums_of_batch(
     batch: pa.RecordBatch, fields: Counter[tuple[int | None, str, str]], sizes: Counter[int]
 ) -> Iterator[pa.RecordBatch]:
     import numpy as np
@@ -96,7 +96,7 @@ def _rows(
     null_key = functions.is_null(batch.column("key")).to_numpy(zero_copy_only=False)
     tombstone = functions.is_null(values).to_numpy(zero_copy_only=False)
     length = functions.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
-    is_json, is_broken = _json(values, hours, times, fields)
+    is_json, is_broken = _find_json(values, hours, times, fields)
 
     follows = (np.diff(offsets) == 1) & (np.diff(partitions) == 0)
     starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
@@ -104,7 +104,7 @@ def _rows(
     yield _made(
         len(starts), kind="run", partition=partitions[starts], first=offsets[starts], last=offsets[ends - 1] + 1
     )
-    told: dict[str, list[int | None]] = {name: [] for name in _COLUMNS if name not in _STRINGS}
+    columns: dict[str, list[int | None]] = {name: [] for name in _COLUMNS if name not in _STRINGS}
     for partition, hour in sorted({(int(p), int(h)) for p, h in zip(partitions, hours, strict=True)}):
         mine = (partitions == partition) & (hours == hour)
         sums = (
@@ -121,12 +121,12 @@ def _rows(
             is_json[mine].sum(),
             is_broken[mine].sum(),
         )
-        for name, value in zip(told, sums, strict=True):
-            told[name].append(None if value is None else int(value))
-    yield _made(len(told["hour"]), kind="rows", **told)
+        for name, value in zip(columns, sums, strict=True):
+            columns[name].append(None if value is None else int(value))
+    yield _made(len(columns["hour"]), kind="rows", **columns)
 
 
-def _json(values: Any, hours: Any, times: Any, fields: Counter[tuple[int | None, str, str]]) -> tuple[Any, Any]:
+def _find_json(values: Any, hours: Any, times: Any, fields: Counter[tuple[int | None, str, str]]) -> tuple[Any, Any]:
     """Return which values are JSON, and which are broken; count their fields."""
     import numpy as np
 

@@ -24,7 +24,7 @@ from klamm.spark.checkpoint import committed, ends_of
 from klamm.spark.internals import is_connect, session_of
 from klamm.spark.offsets import OURS
 from klamm.spark.pipelines.journal import State
-from klamm.spark.pipelines.pipeline_directory import OURS as CLAIMED
+from klamm.spark.pipelines.pipeline_directory import OURS as OWN_FOLDER
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
 from klamm.spark.pipelines.progress_reports import ProgressReports
 from klamm.spark.pipelines.registry import register
@@ -78,12 +78,12 @@ class Source:
     ends: Mapping[str, list[int]]
     """The offset after the last record of each partition."""
 
-    def claim(self, pipeline: str, directory: str | os.PathLike[str], options: Mapping[str, Any]) -> PipelineDirectory:
+    def take(self, pipeline: str, directory: str | os.PathLike[str], options: Mapping[str, Any]) -> PipelineDirectory:
         """Take a folder for a pipeline that reads these topics, and let the store know of it."""
         identity = {"pipeline": pipeline, "store": self.store_id, "topics": dict(self.topics)}
-        claim = PipelineDirectory.take(directory, identity, options)
-        register(self.path, claim.directory, identity)
-        return claim
+        folder = PipelineDirectory.take(directory, identity, options)
+        register(self.path, folder.directory, identity)
+        return folder
 
 
 def source(store: str | os.PathLike[str], *names: str) -> Source:
@@ -103,7 +103,7 @@ def bytes_to_read(store: str | os.PathLike[str], topic: str, archive: str | os.P
     """Return how many bytes of log `quality` would read of a topic, or `archive` to that folder: about, by offsets."""
     with opened(local(store)) as core:
         found = core.topic(topic)
-        state = State() if archive is None else State.read(f"{local(archive)}/{CLAIMED}")
+        state = State() if archive is None else State.read(f"{local(archive)}/{OWN_FOLDER}")
         total = 0.0
         for log in found.partitions():
             ends = log.ends()
@@ -135,13 +135,13 @@ def checkpoint(
 ) -> str:
     """Return the checkpoint of a pipeline of your own that reads `topics`: in `directory`, or in the store.
 
-    The first run claims it. InvalidSetting if it belongs to another pipeline, to topics that were deleted and created
-    again, or was begun with other `options`: a query that went on from there would be wrong.
+    The first run takes the folder. InvalidSetting if it belongs to another pipeline, to topics that were deleted and
+    created again, or was begun with other `options`: a query that went on from there would be wrong.
     """
     if not topics:
         raise InvalidSetting("checkpoint: no topic given", hint="name the topics that the pipeline reads")
     read = source(store, *topics)
-    return read.claim(pipeline, home(read, topics[0], directory), options or {}).checkpoint
+    return read.take(pipeline, home(read, topics[0], directory), options or {}).checkpoint
 
 
 def behind(checkpoint: str, read: Source) -> int:
@@ -262,7 +262,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def collected(rows: DataFrame) -> list[Any]:
-    """Return the rows; an error of ours as we said it."""
+    """Return the rows; an error of ours without Spark's traceback."""
     with plain_errors():
         return rows.collect()
 

@@ -19,7 +19,9 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,7 +55,7 @@ class PipelineInfo:
 
     name: str
     pipeline: str = ""
-    """archive, aggregate, join, deduplicate, or what `checkpoint` was told."""
+    """archive, aggregate, join, deduplicate, or the `pipeline` that `checkpoint` was given."""
     topics: list[str] = field(default_factory=list)
     """That it reads."""
     target: str | None = None
@@ -72,7 +74,7 @@ class PipelineInfo:
     ended_ms: int | None = None
     """Of the last run."""
     error: str | None = None
-    """What the last run ended with, or why this cannot be told."""
+    """What the last run ended with, or why its progress cannot be read."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What may not change between two runs."""
     partitions: list[dict[str, Any]] = field(default_factory=list)
@@ -114,18 +116,19 @@ def register(store: str, directory: str, identity: Mapping[str, Any]) -> None:
         return
     files.make_directories(home)
     base = "-".join((identity["pipeline"], *identity["topics"]))
-    for number in range(1, 10_000):
-        name = base if number == 1 else f"{base}-{number}"
-        path = f"{home}/{name}{_ENTRY}"
-        if os.path.exists(f"{home}/{name}"):
-            continue
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # the name is ours
-        except FileExistsError:
-            continue
-        files.replace(path, json.dumps({"directory": directory}).encode() + b"\n")
+    written = f"{home}/{uuid.uuid4().hex}.tmp"
+    try:
+        files.replace(written, json.dumps({"directory": directory}).encode() + b"\n")
+        for number in range(1, 10_000):
+            name = base if number == 1 else f"{base}-{number}"
+            if os.path.exists(f"{home}/{name}"):
+                continue
+            with suppress(FileExistsError):
+                os.link(written, f"{home}/{name}{_ENTRY}")  # whole, or not there: a process may be killed here
+                return
+    finally:
+        files.remove(written)
         files.sync_directory(home)
-        return
 
 
 def list_pipelines(store: str | os.PathLike[str]) -> list[PipelineInfo]:
@@ -154,13 +157,13 @@ def reset_pipeline(
     path = local(store)
     directory = _directory(path, name)
     with opened(path) as core:
-        claim, kind, options = _claimed(directory)
+        folder, kind, options = _read_folder(directory)
         if kind == "archive" and keep_output:
             raise InvalidSetting(
                 f"{name}: an archive that is reset cannot keep its files: the next run would write their records again",
                 hint="leave keep_output out, or archive to a new folder",
             )
-        with claim.alone(recorded=False):
+        with folder.alone(recorded=False):
             topic = options.get("to") if kind != "archive" else None
             deletes = {} if topic is None or keep_output else _offsets_of(core, topic)
             keeps = [f"dead letters in {options['dead_letters']}"] if options.get("dead_letters") else []
@@ -168,18 +171,18 @@ def reset_pipeline(
                 keeps.append(f"the topic {topic}: the next run writes its results again")
             if kind != "archive" and topic is None:
                 keeps.append("what it has written: only the pipeline itself knows where that is")
-            table = table_of(claim) if kind == "archive" else None
-            change = PipelineChange(name, sorted(_progress_of(claim, table)), deletes, keeps, not dry_run)
+            table = table_of(folder) if kind == "archive" else None
+            change = PipelineChange(name, sorted(_progress_of(folder, table)), deletes, keeps, not dry_run)
             if not dry_run:
-                claim.rewrite(resetting=True)
+                folder.rewrite(resetting=True)
                 if table is not None:
                     table.drop()
                 for gone in deletes:
                     delete_topic(core, gone)
                 for gone in change.removes:
                     _remove(gone)
-                files.sync_directory(claim.inside(""))
-                claim.rewrite(resetting=False)
+                files.sync_directory(folder.inside(""))
+                folder.rewrite(resetting=False)
             return change
 
 
@@ -195,16 +198,18 @@ def retire_pipeline(store: str | os.PathLike[str], name: str, *, dry_run: bool =
     if not known:
         change = PipelineChange(name, [entry], {}, [], not dry_run)
     else:
-        claim, kind, options = _claimed(directory)
-        with claim.alone(recorded=False):
+        folder, kind, options = _read_folder(directory)
+        with folder.alone(recorded=False):
             archived = kind == "archive"
             target = directory if archived else options.get("to")
-            removes = [claim.checkpoint, claim.inside("staging")] if archived else [os.path.dirname(claim.checkpoint)]
+            removes = (
+                [folder.checkpoint, folder.inside("staging")] if archived else [os.path.dirname(folder.checkpoint)]
+            )
             removes = [each for each in (*removes, entry) if os.path.exists(each)]
             keeps = [f"the files in {target}" if archived else f"the topic {target}"] if target else []
             change = PipelineChange(name, removes, {}, keeps, not dry_run)
             if not dry_run and archived:
-                claim.rewrite(retired=True)
+                folder.rewrite(retired=True)
     if not dry_run:
         for gone in change.removes:
             _remove(gone)
@@ -227,7 +232,7 @@ def _entries(store: str) -> Iterator[tuple[str, str]]:
             try:
                 yield name.removesuffix(_ENTRY), str(json.loads(files.read(path))["directory"])
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # being written, or by a process that was killed: its next run registers it again
+                continue  # damaged: the pipeline's next run registers it again, by another name
 
 
 def _directory(store: str, name: str) -> str:
@@ -239,7 +244,7 @@ def _directory(store: str, name: str) -> str:
     return known[name]
 
 
-def _claimed(directory: str) -> tuple[PipelineDirectory, str, Mapping[str, Any]]:
+def _read_folder(directory: str) -> tuple[PipelineDirectory, str, Mapping[str, Any]]:
     known = PipelineDirectory.read(directory)
     if known is None:
         raise InvalidSetting(
@@ -255,13 +260,13 @@ def _info(core: Core, name: str, directory: str) -> PipelineInfo:
         return PipelineInfo(name, directory=directory, error=str(problem))
     if known is None:
         return PipelineInfo(name, directory=directory, state="missing")
-    claim, kind = PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline"))
-    run, topics = Run.read(claim), dict(known["identity"].get("topics") or {})
-    state = "resetting" if known.get("resetting") else _state(claim, run)
+    folder, kind = PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline"))
+    run, topics = Run.read(folder), dict(known["identity"].get("topics") or {})
+    state = "resetting" if known.get("resetting") else _state(folder, run)
     error = run.error if run else None
     partitions: list[dict[str, Any]] | None
     try:
-        positions, batches, last_ms = _position(claim, kind)
+        positions, batches, last_ms = _position(folder, kind)
         partitions = list(_partitions(core, topics, positions))
     except (KlammError, OSError, ValueError) as problem:
         partitions, batches, last_ms = None, 0, None
@@ -284,8 +289,8 @@ def _info(core: Core, name: str, directory: str) -> PipelineInfo:
     )
 
 
-def _state(claim: PipelineDirectory, run: Run | None) -> str:
-    path = claim.inside("lock")
+def _state(folder: PipelineDirectory, run: Run | None) -> str:
+    path = folder.inside("lock")
     if os.path.exists(path):
         lock = LockFile(path, create=False)
         try:
@@ -294,24 +299,24 @@ def _state(claim: PipelineDirectory, run: Run | None) -> str:
         finally:
             lock.close()
     if run is None:
-        return "unknown" if os.path.isdir(claim.checkpoint) else "new"
+        return "unknown" if os.path.isdir(folder.checkpoint) else "new"
     if run.ended_ms is None:
         return "killed"
     return "failed" if run.error is not None else "idle"
 
 
-def _position(claim: PipelineDirectory, kind: str) -> tuple[dict[tuple[str, int], int], int, int | None]:
+def _position(folder: PipelineDirectory, kind: str) -> tuple[dict[tuple[str, int], int], int, int | None]:
     """Return its position by topic and partition, how many micro-batches that took, and when the last was done."""
     if kind == "archive":
-        path = claim.inside("journal.json")
+        path = folder.inside("journal.json")
         state = State.read(os.path.dirname(path))
         done_ms = os.stat(path).st_mtime_ns // 1_000_000 if state.batch >= 0 else None
         return {("", number): end for number, end in state.ends.items()}, state.batch + 1, done_ms
-    number = committed(claim.checkpoint)
+    number = committed(folder.checkpoint)
     if number is None:
         return {}, 0, None
-    ends = {(tp.topic, tp.partition): end for tp, end in ends_of(claim.checkpoint, number)}
-    return ends, number + 1, os.stat(f"{claim.checkpoint}/commits/{number}").st_mtime_ns // 1_000_000
+    ends = {(tp.topic, tp.partition): end for tp, end in ends_of(folder.checkpoint, number)}
+    return ends, number + 1, os.stat(f"{folder.checkpoint}/commits/{number}").st_mtime_ns // 1_000_000
 
 
 def _partitions(
@@ -336,16 +341,16 @@ def _partitions(
 # ---- what goes
 
 
-def _progress_of(claim: PipelineDirectory, table: ArchiveTable | None) -> Iterator[str]:
+def _progress_of(folder: PipelineDirectory, table: ArchiveTable | None) -> Iterator[str]:
     """Yield the files and folders that a reset removes: all but the one that names the folder's owner, and its lock."""
-    ours = os.path.dirname(claim.checkpoint)
+    ours = os.path.dirname(folder.checkpoint)
     for name in os.listdir(ours):
         if name not in ("pipeline.json", "lock"):
             yield f"{ours}/{name}"
     theirs = () if table is None else table.folders()
-    for name in os.listdir(claim.directory):
+    for name in os.listdir(folder.directory):
         if name.startswith("date=") or name in theirs:
-            yield f"{claim.directory}/{name}"
+            yield f"{folder.directory}/{name}"
 
 
 def _offsets_of(core: Core, topic: str) -> dict[str, int]:

@@ -78,19 +78,19 @@ def restore(
     It is all on disk when it returns. The next run continues one that was killed.
     """
     begin = time.monotonic()
-    claim = _archive_of(source)
-    with claim.alone(recorded=False):
-        journal = Journal(claim)
+    folder = _archive_of(source)
+    with folder.alone(recorded=False):
+        journal = Journal(folder)
         journal.recover()
-        known = _archived(claim)
+        known = _archived(folder)
         with opened(local(store), create=True) as core:
             target = _topic_for(core, topic, known)
-            rows = _rows(spark, journal.paths())
+            rows = _archived_rows(spark, journal.paths())
             _check_earlier_run(target, known, rows)
             seen, written = _fill(spark, core, target, known, rows, progress)
             for log in target.partitions():
                 _finish(log, known)
-    return Report("restore", claim.directory, topic, seen, written, time.monotonic() - begin)
+    return Report("restore", folder.directory, topic, seen, written, time.monotonic() - begin)
 
 
 def _archive_of(source: str | os.PathLike[str]) -> PipelineDirectory:
@@ -102,19 +102,19 @@ def _archive_of(source: str | os.PathLike[str]) -> PipelineDirectory:
     return PipelineDirectory(path, known["options"])
 
 
-def _archived(claim: PipelineDirectory) -> _Archived:
-    path = claim.inside("topic.json")
+def _archived(folder: PipelineDirectory) -> _Archived:
+    path = folder.inside("topic.json")
     try:
-        told = json.loads(files.read(path))
-        count, starts = int(told["partitions"]), [int(each) for each in told["starts"]]
-        settings = {name: value for name, value in told["settings"].items() if name not in _LEFT_OUT}
+        description = json.loads(files.read(path))
+        count, starts = int(description["partitions"]), [int(each) for each in description["starts"]]
+        settings = {name: value for name, value in description["settings"].items() if name not in _LEFT_OUT}
     except FileNotFoundError:
-        raise InvalidSetting(f"{claim.directory}: nothing was archived there yet", hint="run archive first") from None
+        raise InvalidSetting(f"{folder.directory}: nothing was archived there yet", hint="run archive first") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStore(f"{path}: cannot be read: {error}", hint="it may have been edited by hand") from None
     done: Mapping[int, int] = State.read(os.path.dirname(path)).ends
     ends = [max(done.get(number, 0), start) for number, start in enumerate(starts)]
-    return _Archived(claim.directory, count, settings, starts, ends)
+    return _Archived(folder.directory, count, settings, starts, ends)
 
 
 def _topic_for(core: Core, topic: str, known: _Archived) -> OpenTopic:
@@ -137,7 +137,7 @@ def _topic_for(core: Core, topic: str, known: _Archived) -> OpenTopic:
     return opened
 
 
-def _rows(spark: SparkSession, paths: list[str]) -> DataFrame | None:
+def _archived_rows(spark: SparkSession, paths: list[str]) -> DataFrame | None:
     """Return the rows of an archive's files; None: it is empty, and no file names its columns."""
     return spark.read.parquet(*paths).select(*_COLUMNS) if paths else None
 
@@ -247,32 +247,32 @@ def _restore_partition(
                 f"{path}: is another store, or {topic} another topic, than the one that was planned for",
                 hint="every worker has to see the same files at that path",
             )
-        told: list[tuple[int, int, int]] = []
+        done: list[tuple[int, int, int]] = []
         restore_writer: RestoreWriter | None = None
         for batch in batches:
             for number, rows in _by_partition(batch):
-                if restore_writer is None or told[-1][0] != number:
-                    _end(restore_writer, target, told)
-                    told.append((number, 0, 0))
+                if restore_writer is None or done[-1][0] != number:
+                    _end(restore_writer, target, done)
+                    done.append((number, 0, 0))
                     restore_writer = RestoreWriter(target.partition(number))
                     restore_writer.skip_to(starts[number])
-                told[-1] = (number, told[-1][1] + rows.num_rows, 0)
+                done[-1] = (number, done[-1][1] + rows.num_rows, 0)
                 restore_writer.take(rows)
-        _end(restore_writer, target, told)
-    if told:
-        numbers, seen, appended = zip(*told, strict=True)
+        _end(restore_writer, target, done)
+    if done:
+        numbers, seen, appended = zip(*done, strict=True)
         yield pa.record_batch(
             [pa.array(numbers, pa.int32()), pa.array(seen, pa.int64()), pa.array(appended, pa.int64())],
             names=["partition", "seen", "appended"],
         )
 
 
-def _end(restore_writer: RestoreWriter | None, opened: OpenTopic, told: list[tuple[int, int, int]]) -> None:
+def _end(restore_writer: RestoreWriter | None, opened: OpenTopic, done: list[tuple[int, int, int]]) -> None:
     if restore_writer is not None:
         restore_writer.give()
-        number, seen, _ = told[-1]
+        number, seen, _ = done[-1]
         opened.partition(number).sync(restore_writer.next_offset)
-        told[-1] = (number, seen, restore_writer.rows)
+        done[-1] = (number, seen, restore_writer.rows)
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

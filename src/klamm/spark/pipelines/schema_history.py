@@ -40,16 +40,16 @@ _log = logging.getLogger("klamm.spark")
 class SchemaHistory:
     """The schemas of one archive."""
 
-    def __init__(self, claim: PipelineDirectory, topic: str, *, grows: bool) -> None:
-        self._path = claim.inside("schema.json")
-        self._checkpoint = claim.checkpoint
+    def __init__(self, folder: PipelineDirectory, topic: str, *, grows: bool) -> None:
+        self._path = folder.inside("schema.json")
+        self._checkpoint = folder.checkpoint
         self._topic = topic
         self._grows = grows
-        self._infers = claim.options["schema"] == INFER
+        self._infers = folder.options["schema"] == INFER
         self._versions: list[tuple[int, StructType]] = []
         if not self._infers:
-            self._versions.append((0, parse_schema(claim.options["schema"])))
-        self._versions += _read(self._path)
+            self._versions.append((0, parse_schema(folder.options["schema"])))
+        self._versions += _read_versions(self._path)
 
     @property
     def is_known(self) -> bool:
@@ -95,14 +95,14 @@ class SchemaHistory:
     def _add(self, batch: int, schema: StructType) -> None:
         self._versions.append((batch, schema))
         stored = self._versions if self._infers else self._versions[1:]
-        told = [{"batch": first, "schema": each.jsonValue()} for first, each in stored]
-        files.replace(self._path, json.dumps(told, indent=1).encode() + b"\n")
+        content = [{"batch": first, "schema": each.jsonValue()} for first, each in stored]
+        files.replace(self._path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def _read(path: str) -> list[tuple[int, StructType]]:
+def _read_versions(path: str) -> list[tuple[int, StructType]]:
     try:
-        told = json.loads(files.read(path))
-        versions: list[dict[str, Any]] = [{"batch": 0, "schema": told}] if isinstance(told, dict) else told
+        content = json.loads(files.read(path))
+        versions: list[dict[str, Any]] = [{"batch": 0, "schema": content}] if isinstance(content, dict) else content
         return [(int(each["batch"]), T.StructType.fromJson(each["schema"])) for each in versions]
     except FileNotFoundError:
         return []

@@ -36,7 +36,7 @@ _DUPLICATE = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 
 class TaskTransaction(NamedTuple):
-    """The transaction of an attempt that has written all its rows, as the driver is told of it."""
+    """The transaction of an attempt that has written all its rows, as it is sent to the driver."""
 
     transactional_id: str
     producer_id: int
@@ -97,7 +97,7 @@ class Attempt:
                 producer_epoch=producer.epoch,
                 committed=False,
             )
-            with contextlib.suppress(Exception):  # the error that led here is the one to tell
+            with contextlib.suppress(Exception):  # the error that led here is the one to raise
                 self._client.ask(END_TXN, request, at_least=_BUMPS_SINCE)
         self._client.close()
 

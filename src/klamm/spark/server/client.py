@@ -3,8 +3,8 @@
 A request goes to the broker that leads its partitions; what is for any broker goes to the first that answers. Klamm has
 one broker; a cluster of Apache Kafka may have more.
 
-What fails because a server is away, or another one leads by now, is tried again for PATIENCE_S: a server that is killed
-and started again is a pause, not an error.
+A request that fails because a server is away, or another one leads by now, is sent again for RETRY_TIMEOUT_S: a server
+that is killed and started again is a pause, not an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from klamm.spark.server.connection import Connection, ConnectionLost
 from klamm.spark.server.errors import NotNow, check
 from klamm.types import TopicId, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "PATIENCE_S", "Client", "FoundOffset", "TopicInfo"]
+__all__ = ["EARLIEST", "LATEST", "RETRY_TIMEOUT_S", "Client", "FoundOffset", "TopicInfo"]
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _IDS_SINCE = 10  # of Metadata
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -72,8 +72,8 @@ class Client:
     # ---- requests
 
     def patiently(self, attempt: Callable[[], Result]) -> Result:
-        """Call `attempt` until it has a result. Raise Unreachable when it has failed for PATIENCE_S."""
-        deadline_s, pause_s = time.monotonic() + PATIENCE_S, _FIRST_PAUSE_S
+        """Call `attempt` until it has a result. Raise Unreachable when it has failed for RETRY_TIMEOUT_S."""
+        deadline_s, pause_s = time.monotonic() + RETRY_TIMEOUT_S, _FIRST_PAUSE_S
         while True:
             try:
                 with self._lock:
@@ -81,7 +81,7 @@ class Client:
             except (ConnectionLost, NotNow) as error:
                 if time.monotonic() > deadline_s:
                     raise Unreachable(
-                        f"{self.address}: {error}: tried for {PATIENCE_S:g} s",
+                        f"{self.address}: {error}: tried for {RETRY_TIMEOUT_S:g} s",
                         hint="check that the server runs, that its advertised address can be reached from here, and"
                         " the option security.protocol",
                     ) from None
@@ -242,7 +242,7 @@ class Client:
                 found |= read(self.ask(api, request(led), broker=broker))
             missing = [tp for tp in tps if tp not in found]
             if missing:
-                raise StoreError(f"{self.address}: the server said nothing of {missing[0]}")
+                raise StoreError(f"{self.address}: the server's response lacks {missing[0]}")
             return found
 
         return self.patiently(attempt)

@@ -24,8 +24,8 @@ from klamm.spark.server.scram import BadServer, ScramClient, plain
 __all__ = ["Connection", "ConnectionLost"]
 
 CLIENT_ID = "klamm-spark"
-_DIAL_S = 10.0
-_SILENCE_S = 40.0  # longer than a server takes for a request that it answers with a time-out
+_CONNECT_TIMEOUT_S = 10.0
+_RESPONSE_TIMEOUT_S = 40.0  # longer than a server takes for a request that it answers with a timeout
 _MAX_FRAME = (1 << 31) - 1
 _LIFETIME = 0.8  # of a login, after which another connection is used
 
@@ -44,7 +44,7 @@ class Connection:
         self._numbers = itertools.count(1)
         self._ends_s: float | None = None
         """When the login ends; of a clock that only grows."""
-        self._socket = self._dial(address, host, port)
+        self._socket = self._connect(address, host, port)
         try:
             self._versions = self._ask_versions()
             if address.uses_sasl:
@@ -97,17 +97,17 @@ class Connection:
 
     # ---- bytes
 
-    def _dial(self, address: ServerAddress, host: str, port: int) -> socket.socket:
+    def _connect(self, address: ServerAddress, host: str, port: int) -> socket.socket:
         context = address.tls() if address.uses_tls else None
         try:
-            connected = socket.create_connection((host, port), timeout=_DIAL_S)
+            connected = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
         except OSError as error:
             raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
                 connected = context.wrap_socket(connected, server_hostname=host)
-            connected.settimeout(_SILENCE_S)
+            connected.settimeout(_RESPONSE_TIMEOUT_S)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError) as error:
             connected.close()
             raise ConnectionLost(f"{self.name}: the connection was closed in the TLS handshake: {error}") from None

@@ -50,7 +50,7 @@ _HINTS: dict[type[KlammError], str] = {
     RecordTooLarge: "send smaller records, or raise the topic's max.message.bytes",
 }
 _FINAL = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.CORRUPT_MESSAGE}
-"""Kafka calls them retriable; here they are said at once."""
+"""Kafka calls them retriable; here they are raised at once."""
 
 
 class NotNow(Exception):

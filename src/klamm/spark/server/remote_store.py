@@ -23,7 +23,7 @@ from klamm.kafka.wire.messages import FETCH
 from klamm.log.lookup import TimestampLookup
 from klamm.log.partition import Ends
 from klamm.spark.server.address import ServerAddress
-from klamm.spark.server.client import EARLIEST, LATEST, PATIENCE_S, Client, TopicInfo
+from klamm.spark.server.client import EARLIEST, LATEST, RETRY_TIMEOUT_S, Client, TopicInfo
 from klamm.spark.server.errors import NotNow, check
 from klamm.store.names import nearest
 from klamm.types import TopicPartition
@@ -222,7 +222,7 @@ class Reader:
 
         The first batch may hold records before `offset`. OffsetOutOfRange if `offset` is not in the log.
         """
-        silent_s, wait_ms = time.monotonic() + PATIENCE_S, 0
+        silent_s, wait_ms = time.monotonic() + RETRY_TIMEOUT_S, 0
         while self._end is None or self.offset < self._end:
             found = self._fetch(max_bytes, wait_ms)
             records = memoryview(found.records or b"")
@@ -233,7 +233,7 @@ class Reader:
                     raise Unreachable(f"{self._partition.directory}: offset {self.offset} was not sent")
                 continue
             data, self.offset = self._verified(records)
-            silent_s = time.monotonic() + PATIENCE_S
+            silent_s = time.monotonic() + RETRY_TIMEOUT_S
             if self._committed and found.aborted_transactions:
                 data = _without_aborted(data, found.aborted_transactions)
             if data:
@@ -261,7 +261,7 @@ class Reader:
             try:
                 ((found,),) = ([*topic.partitions] for topic in response.responses)
             except ValueError:
-                raise NotNow(f"{partition.directory}: the server said nothing of it") from None
+                raise NotNow(f"{partition.directory}: the server's response lacks it") from None
             if found.error_code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
                 info = client.topics([partition.topic]).get(partition.topic)
                 if info is None or info.id != partition.topic_id:
