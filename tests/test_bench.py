@@ -44,6 +44,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
         pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
         pytest.param("console_load", marks=pytest.mark.soak),
         pytest.param("console_paint", marks=pytest.mark.soak),  # needs a browser
+        pytest.param("clone_to_page", marks=pytest.mark.soak),  # of which this starts the last part alone
     ],
 )
 def test_each_answer_is_one_signed_line_of_json(script: str, tmp_path: Path) -> None:

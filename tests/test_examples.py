@@ -136,7 +136,7 @@ def test_make_run_leaves_no_process_behind(tmp_path: Path, number: int, is_early
         live.send_signal(number)
         out, err = live.communicate(timeout=60)
         assert (live.returncode, err) == (0, "") and "orders; ended in" in out
-        assert processes_of(tmp_path) == []
+        until(lambda: not processes_of(tmp_path), "no process is left")
         with klamm.open(tmp_path / "events", create=False) as store:
             assert [lock for lock in store.who() if lock.pid != os.getpid()] == []
     finally:
@@ -158,7 +158,7 @@ def test_make_run_says_why_the_server_does_not_start(tmp_path: Path) -> None:
         env={**os.environ, "KLAMM_CONFIG": str(tmp_path / "serve.toml")},
     )
     assert done.returncode == 1 and "nonsense" in done.stderr and "ended with exit code 2" in done.stderr
-    assert processes_of(tmp_path) == []
+    until(lambda: not processes_of(tmp_path), "no process is left")
 
 
 @pytest.mark.soak

@@ -120,7 +120,7 @@ def test_the_keyboard_leads_through_the_console(tab: Tab) -> None:
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"/topics/[a-z.]+$"))
+    page.wait_for_url(re.compile(r"/topics/[\w.]+$"))
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.name") == "from"
     page.keyboard.type("jk?")

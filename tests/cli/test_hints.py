@@ -10,7 +10,8 @@ import pytest
 import typer.main
 
 import klamm
-from klamm.cli.hints import ARGUMENTS, COMMANDS, HINTS, OPTIONS, VERBS, hint_of
+from klamm.api.hints import HINTS, hint_of
+from klamm.cli.hints import ARGUMENTS, COMMANDS, OPTIONS, VERBS
 from klamm.cli.main import app, run
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 from tests.cli.conftest import Cli

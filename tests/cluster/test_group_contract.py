@@ -110,6 +110,9 @@ def test_members_share_partitions_and_give_them_back(store: klamm.Store, topic: 
             assert sorted(tp for member in about.members for tp in member.assignment) == [
                 (topic.name, n) for n in range(4)
             ]
+            is_kafka = address.startswith("kafka://")
+            assert {member.host for member in about.members} == {"127.0.0.1" if is_kafka else None}
+            assert all(bool(member.client_id) == is_kafka for member in about.members)
             (lost, _) = set(second.assignment())
             with pytest.raises(NotOwner):
                 first.commit({lost: 1})

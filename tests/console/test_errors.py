@@ -65,6 +65,11 @@ def test_an_error_that_no_page_expects_is_a_page_and_is_logged(
     assert data.json["error"] == "ValueError: <what no page expects>"
 
 
+def test_a_hint_is_a_command_and_not_python(looker: Visitor) -> None:
+    assert "klamm topic list shows those that are there" in looker.get("/topics/nothing").words
+    assert looker.get("/api/groups/show?group=nothing").json["hint"] == "klamm group list shows those that are there"
+
+
 # ---- exports
 
 

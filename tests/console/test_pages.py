@@ -19,7 +19,7 @@ from klamm.console.sampler import GroupPoint, Look
 from klamm.console.tail import read_growth
 from klamm.where import Where
 from tests.cli.conftest import Said
-from tests.console.conftest import T0
+from tests.console.conftest import FOREVER, T0
 from tests.console.visitor import Visitor
 
 VIEWS = [
@@ -402,3 +402,23 @@ def test_lists_are_filtered_by_a_part_of_the_name(store: klamm.Store, visitor: V
 def test_a_setting_says_what_it_means(looker: Visitor) -> None:
     words = looker.get("/topics/orders/about").words
     assert "delete.retention.ms 86400000 = 1 d" in words and "index.interval.bytes 4096 = 4.0 KiB" in words
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "head"),
+    [
+        (100, "20:53:20 .100"),
+        (2_000, "20:53 :22"),
+        (60_000, "20:54"),
+        (3_600_000, "21:53"),
+        (86_400_000, "2026-09-23 20:53"),
+    ],
+)
+def test_columns_of_a_heat_map_differ(visitor: Visitor, store: klamm.Store, step_ms: int, head: str) -> None:
+    """They have the seconds, or the date, where the minute is the same in two of them."""
+    store.topics.create("timed", settings=FOREVER)
+    for n in (0, 24):
+        store.append("timed", b"x", timestamp=1_790_110_400_000 + n * step_ms - (n > 0), acks=1)
+    page = visitor.get("/topics/timed/heat").text
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", page.partition("</thead>")[0])
+    assert heads[2].replace("<br>", " ") == head and len(set(heads)) == 25

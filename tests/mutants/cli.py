@@ -39,8 +39,8 @@ MUTANTS = [
     ),
     Mutant(
         "a hint of the library goes to people who type commands",
-        "cli/hints.py: hints by the code of an error",
-        (("src/klamm/cli/hints.py", 'return HINTS.get(error.code or "", error.hint)', "return error.hint"),),
+        "api/hints.py: by the code of an error",
+        (("src/klamm/api/hints.py", 'return HINTS.get(error.code or "", error.hint)', "return error.hint"),),
         ("tests/cli/test_hints.py::test_errors_of_the_library_tell_which_command_helps",),
     ),
     Mutant(

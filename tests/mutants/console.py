@@ -219,4 +219,22 @@ MUTANTS = [
         ),
         ("tests/console/test_sampler.py::test_a_member_that_reads_one_partition_after_the_other_does_not_stand_still",),
     ),
+    Mutant(
+        "two processes record the history of groups",
+        "console/history.py: one process records at a time",
+        (("src/klamm/console/history.py", "            if not self.is_recorder():", "            if False:"),),
+        ("tests/console/test_history.py::test_one_process_records_at_a_time_and_another_takes_over",),
+    ),
+    Mutant(
+        "members of Kafka clients' groups are seen by the server alone",
+        "guide/console.md: members of a group are Kafka clients of its server",
+        (
+            (
+                "src/klamm/client/groups/group_admin.py",
+                'group.door == "kafka" and core.groups.has_members_at_server(group)',
+                "False",
+            ),
+        ),
+        ("tests/kafka/test_members_elsewhere.py::test_another_process_sees_the_members_of_kafka_clients",),
+    ),
 ]

@@ -1,6 +1,5 @@
-"""Hints in errors: the command or option to try next.
+"""Hints about what was typed: the command or option to try next. Those of other errors: api/hints.py.
 
-HINTS      by the code of an error, where its own hint speaks of Python
 COMMANDS   by a word that is not a command here: what people who know other tools type first
 VERBS      the same behind a noun: `klamm topic ls`
 OPTIONS    the same for options; several where commands differ
@@ -12,26 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from klamm.errors import CorruptBatch, KlammError
 from klamm.store.names import nearest
 
-__all__ = ["ARGUMENTS", "COMMANDS", "HINTS", "OPTIONS", "VERBS", "hint_for_command", "hint_for_option", "hint_of"]
-
-HINTS = {
-    "new_group": "name its topics (klamm group reset -t), to give a new one offsets",
-    "no_offset": "--auto-offset-reset earliest or latest starts there; klamm group reset sets an offset",
-    "no_origin": "name a topic: --to TOPIC",
-    "not_compacted": "klamm topic set TOPIC cleanup.policy=compact makes it so",
-    "not_writable": "commands that only look will do; else change its rights",
-    "nothing_here": "klamm topic create makes a store, and so does klamm serve",
-    "offset_gone": "--auto-offset-reset earliest or latest goes on there; klamm group reset sets another offset",
-    "open_transaction": "it ends with its timeout at the latest; klamm tx list shows it, klamm tx abort ends it",
-    "partition_count": "the option --partitions says how many there are",
-    "setting_names": "name settings one by one: retention.ms=7d",
-    "topic_exists": "klamm topic show tells what it is, klamm topic set changes it",
-    "unknown_group": "klamm group list shows those that are there",
-    "unknown_topic": "klamm topic list shows those that are there",
-}
+__all__ = ["ARGUMENTS", "COMMANDS", "OPTIONS", "VERBS", "hint_for_command", "hint_for_option"]
 
 _WORDS = {
     "klamm --help": "help man usage",
@@ -115,13 +97,6 @@ ARGUMENTS = {
     "-m": "values",
     "-t": "topic topics",
 }
-
-
-def hint_of(error: KlammError) -> str | None:
-    """Return what to do about an error, in words of the command line."""
-    if isinstance(error, CorruptBatch):
-        return "klamm check tells all of it; klamm check --repair puts it right"
-    return HINTS.get(error.code or "", error.hint)
 
 
 def hint_for_command(word: str, path: str, commands: Collection[str]) -> str:

@@ -18,8 +18,9 @@ import typer.main
 from typer.core import TyperGroup
 
 from klamm import __version__
+from klamm.api.hints import hint_of
 from klamm.cli.codes import DAMAGED, FAILED, FINE, MISUSED
-from klamm.cli.hints import OPTIONS, hint_for_command, hint_for_option, hint_of
+from klamm.cli.hints import OPTIONS, hint_for_command, hint_for_option
 from klamm.errors import CorruptBatch, InvalidSetting, KlammError
 
 __all__ = ["COMMANDS", "DAMAGED", "FAILED", "FINE", "MISUSED", "app", "main", "run"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klamm.api.hints import hint_of
 from klamm.arrow.database import Database, names_of
-from klamm.cli.hints import hint_of
 from klamm.cli.output import Output, OutputOption, is_terminal, progress
 from klamm.cli.stores import StoreOption, core_of, opened
 from klamm.client.plain import plain_bytes

@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
+from klamm.api.hints import hint_of
 from klamm.console.context import Console, Visit
 from klamm.console.downloads import TYPES, chunks, export_topic
 from klamm.console.errors import RequestError
@@ -388,7 +389,7 @@ def _said(error: Exception) -> tuple[str, str]:
     if isinstance(error, RequestError):
         return error.problem, error.hint
     if isinstance(error, KlammError):
-        return error.message, error.hint or ""
+        return error.message, hint_of(error) or ""
     return f"{type(error).__name__}: {error}", ""
 
 

@@ -79,6 +79,7 @@ DEAD_LETTERS = Page(
     read=read_dead_letters,
     render=render_dead_letters,
     command=lambda console, visit: console.command("dlq", "list", "TOPIC"),
+    is_same=False,
     is_live=True,
 )
 

@@ -76,7 +76,9 @@ class Page:
     read: Callable[[Console, Visit], dict[str, Any]]
     render: Callable[[Console, Visit, dict[str, Any]], Html]
     command: Callable[[Console, Visit], str]
-    """The command line that prints the same."""
+    """The command line that prints the same, or the closest to it."""
+    is_same: bool = True
+    """Whether it prints the same."""
     is_live: bool = False
     on_error: Callable[[Console, Visit], Html] | None = None
     """What is shown above an error: the form with what was typed, so that it can be corrected."""
@@ -260,7 +262,7 @@ def frame(console: Console, visit: Visit, page: Page, body: Html, *, title: str,
         el("a", "Skip to content", href="#content", class_="skip"),
         _header(console, visit),
         el("main", el("div", body, id="live", data_live=live), id="content", tabindex=-1),
-        _footer(page.command(console, visit), visit, api),
+        _footer(page, page.command(console, visit), visit, api),
         None if visit.is_saved else _help(),
     )
     return "<!doctype html>\n" + el("html", head, content, lang="en", data_theme=visit.theme or None)
@@ -323,12 +325,13 @@ def _is_at(path: str, address: str) -> bool:
     return path == address or (address != "/" and path.startswith(f"{address}/"))
 
 
-def _footer(line: str, visit: Visit, api: str) -> Html:
+def _footer(page: Page, line: str, visit: Visit, api: str) -> Html:
+    label = "The same in a terminal" if page.is_same else "In a terminal"
     if visit.is_saved:
-        return el("footer", el("span", "The same in a terminal"), el("code", line, class_="line"))
+        return el("footer", el("span", label), el("code", line, class_="line"))
     return el(
         "footer",
-        el("span", "The same in a terminal", id="line-label"),
+        el("span", label, id="line-label"),
         el("code", line, class_="line", id="line", aria_labelledby="line-label", tabindex=0),
         el("button", "Copy", type="button", id="copy", hidden=True),
         el("a", "JSON", href=api),

@@ -9,7 +9,7 @@ from klamm.batch import Record
 from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
+from klamm.console.html import Child, Html, el, join
 from klamm.console.pages.frame import Page, cell, note, table, topic_address
 from klamm.console.pages.topic import chosen_partitions, heading
 from klamm.console.record_search import search
@@ -79,7 +79,7 @@ def render_heat_map(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
 def _by_time(data: dict[str, Any]) -> Html:
     edges, rows = data["edges_ms"], data["partitions"]
     most = max((count for row in rows for count in row["records"]), default=0) or 1
-    heads = ["partition", *(text.moment(edge)[11:16] for edge in edges[:-1])]
+    heads = ["partition", *_heads(edges)]
     body = [
         el(
             "tr",
@@ -94,6 +94,19 @@ def _by_time(data: dict[str, Any]) -> Html:
         if row["records"]
     ]
     return table(heads, body, caption="Records by partition and time", empty="No records.", numeric="n" * len(heads))
+
+
+def _heads(edges: list[int]) -> list[Child]:
+    """Return the time at which each column begins: as much of it as tells one from the other."""
+    moments = [text.moment(edge) for edge in edges[:-1]]
+    if len(edges) < 2 or not all(map(text.is_moment, edges)):
+        return list(moments)
+    if edges[1] - edges[0] < 60_000:
+        first, last = (16, 19) if edges[1] - edges[0] >= 1000 else (19, 23)
+        return [[moment[11:first], el("br"), moment[first:last]] for moment in moments]
+    if edges[-1] - edges[0] <= 86_400_000:
+        return [moment[11:16] for moment in moments]
+    return [[moment[:10], el("br"), moment[11:16]] for moment in moments]
 
 
 def _by_key(data: dict[str, Any]) -> Html:
@@ -133,4 +146,5 @@ HEAT_MAP = Page(
     read=read_heat_map,
     render=render_heat_map,
     command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
+    is_same=False,
 )

@@ -79,5 +79,6 @@ LIFE = Page(
     read=read_life,
     render=render_life,
     command=lambda console, visit: console.command("tail", LIFE_TOPIC, "-n", 50),
+    is_same=False,
     is_live=True,
 )

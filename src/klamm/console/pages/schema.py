@@ -120,5 +120,6 @@ SCHEMA = Page(
     read=read_schema,
     render=render_schema,
     command=_words,
+    is_same=False,
     on_error=_top,
 )

@@ -154,5 +154,6 @@ TROUBLE = Page(
     read=read_trouble,
     render=render_trouble,
     command=lambda console, visit: text.command("klamm", "info", console.path),
+    is_same=False,
     is_live=True,
 )
