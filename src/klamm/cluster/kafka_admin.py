@@ -137,13 +137,11 @@ class KafkaAdmin:
 
     # ---- topics
 
-    def topics(self) -> dict[str, tuple[int, dict[str, str]]]:
-        """Return all topics: how many partitions, and the settings that were set and that Klamm knows."""
-        counts = self.partition_counts()
-        settings = {name: self._dynamic(entries) for name, entries in self._configs(sorted(counts)).items()}
+    def known_settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the settings of topics that were set and that Klamm knows."""
         return {
-            name: (counts[name], {key: value for key, value in each.items() if key in SETTINGS})
-            for name, each in settings.items()
+            name: {key: value for key, value in self._dynamic(entries).items() if key in SETTINGS}
+            for name, entries in self._configs(list(names)).items()
         }
 
     def settings(self, name: str) -> tuple[dict[str, str], dict[str, str]]:

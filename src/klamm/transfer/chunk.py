@@ -48,8 +48,12 @@ class Source(Protocol):
     source_id: str
     """The same for each copy of its topics, and for no other source."""
 
-    def topics(self) -> dict[str, SourceTopic]:
-        """Return its topics by name, without internal ones."""
+    def topic_names(self) -> list[str]:
+        """Return the names of its topics, without internal ones."""
+        ...
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        """Return these topics."""
         ...
 
     def start(self, partition: TopicPartition, since: Where) -> int:

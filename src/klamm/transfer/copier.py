@@ -242,15 +242,15 @@ def _contents(record: Record) -> tuple[Any, ...]:
 
 
 def _chosen(source: Source, topics: str | re.Pattern[str] | Iterable[str] | None) -> list[SourceTopic]:
-    known = {name: topic for name, topic in source.topics().items() if name != COPIES}  # of copies into the source
+    known = sorted(name for name in source.topic_names() if name != COPIES)  # of copies into the source
     if topics is None:
-        return list(known.values())
+        return source.describe(known)
     if isinstance(topics, re.Pattern):
-        return [topic for name, topic in known.items() if topics.fullmatch(name)]
+        return source.describe([name for name in known if topics.fullmatch(name)])
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
         raise InvalidSetting("copy: the list of topics is empty", hint="leave it out to copy all")
     for name in names:
         if name not in known:
             raise UnknownTopic(f"{source.name}: Topic {name!r} does not exist")
-    return [known[name] for name in dict.fromkeys(names)]
+    return source.describe(list(dict.fromkeys(names)))

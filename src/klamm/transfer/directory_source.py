@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from klamm.api import Store
@@ -32,9 +32,12 @@ class DirectorySource:
         self.name = store.path
         self.source_id = store.store_id
 
-    def topics(self) -> dict[str, SourceTopic]:
-        infos = [self._store.topics.describe(name) for name in self._store.topics]
-        return {info.name: SourceTopic(info.name, len(info.partitions), info.settings) for info in infos}
+    def topic_names(self) -> list[str]:
+        return list(self._store.topics)
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        infos = [self._store.topics.describe(name) for name in names]
+        return [SourceTopic(info.name, len(info.partitions), info.settings) for info in infos]
 
     def start(self, partition: TopicPartition, since: Where) -> int:
         core = self._store._acquired()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from klamm.batch import Record
@@ -11,9 +11,8 @@ from klamm.cluster.address import client_config, import_confluent_kafka, public_
 from klamm.cluster.cluster_partition import as_batches, out_of_range
 from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
-from klamm.errors import Unreachable
+from klamm.errors import UnknownTopic, Unreachable
 from klamm.transfer.chunk import Chunk, SourceTopic, records_of
-from klamm.transfer.copied_offsets import COPIES
 from klamm.types import TopicPartition
 from klamm.where import Where
 
@@ -47,10 +46,14 @@ class KafkaSource:
         with translated(self.name):
             return self._kafka.Consumer(self._config, logger=self._admin.logger)
 
-    def topics(self) -> dict[str, SourceTopic]:
-        topics = self._admin.topics()
-        chosen = {name: about for name, about in topics.items() if name != COPIES and not name.startswith("__")}
-        return {name: SourceTopic(name, *about) for name, about in chosen.items()}
+    def topic_names(self) -> list[str]:
+        return [name for name in self._admin.partition_counts() if not name.startswith("__")]
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        counts, settings = self._admin.partition_counts(), self._admin.known_settings(names)
+        for name in set(names) - counts.keys():
+            raise UnknownTopic(f"{self.name}: Topic {name!r} does not exist")
+        return [SourceTopic(name, counts[name], settings[name]) for name in names]
 
     def start(self, partition: TopicPartition, since: Where) -> int:
         where = since.at(time.time_ns() // 1_000_000)
