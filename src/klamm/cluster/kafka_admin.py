@@ -1,8 +1,7 @@
 """Topics and groups of a Kafka server or cluster, by librdkafka's admin client.
 
-What a server that was killed leaves without a response is asked again: questions, and changes that may be made twice.
-Topics that are created, deleted or enlarged, and groups that are deleted, are not: their caller looks what became of
-them.
+What a server that was killed leaves without a response is asked again, a change as well as a question. The first try
+may have made the change: so a later one that finds it made is content.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
+from klamm.cluster.group_clients import GroupClients
 from klamm.cluster.kafka_errors import AWAY, ELECTING, REFUSED, SPREADING, TRANSIENT, UNSTABLE, name_of, translated
 from klamm.cluster.own_changes import SPREAD_S
 from klamm.cluster.own_commits import OwnCommits
-from klamm.errors import GroupBusy, NotOwner, UnknownGroup, UnknownTopic, Unreachable
+from klamm.errors import GroupBusy, NotOwner, TopicExists, UnknownGroup, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
 from klamm.types import TopicPartition
@@ -32,7 +32,8 @@ _LOOK_S = 0.5  # how soon it is seen that a server refuses a login
 _RETRY_S = 0.05
 _MARKER_PAUSE_S = 0.005
 _ASK_S = 5.0  # of one question for all topics
-_COORDINATOR_S = 60.0  # so long another coordinator may take to take over
+_COORDINATOR_S = 60.0  # so long another coordinator or controller may take to take over
+_CHANGE_S = 10.0  # of one try; librdkafka waits as long for a controller that was killed
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class KafkaAdmin:
         self._lookup_mutex = threading.Lock()
         self.logger = logging.getLogger("klamm.librdkafka")  # for what it would print to stderr
         self.logger.addHandler(logging.NullHandler())
+        self._group_clients = GroupClients(self._config, name, self.logger)
         self._connect()
 
     def _connect(self) -> None:
@@ -121,6 +123,21 @@ class KafkaAdmin:
                 if learn:
                     with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
                         self._client.list_topics(timeout=_ASK_S)
+
+    def _changed(self, name: str, change: Callable[[float], object], made: str) -> None:
+        """Make a change by the controller or a coordinator. `made`: the error of one that was made before."""
+        tries = 0
+
+        def ask(left_s: float) -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                change(left_s)
+            except self._kafka.KafkaException as error:
+                if tries == 1 or name_of(error) != made:
+                    raise
+
+        self._asked(name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_CHANGE_S, learn=True)
 
     def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
         """Ask leaders something, and again while others are elected.
@@ -250,6 +267,7 @@ class KafkaAdmin:
 
     def close(self) -> None:
         """Close what has connections of its own."""
+        self._group_clients.close()
         with self._lookup_mutex:
             lookup, self._lookup = self._lookup, None
         if lookup is not None:
@@ -269,13 +287,16 @@ class KafkaAdmin:
         With `exist_ok` one that is there is left as it is.
         """
         topic = self._kafka.admin.NewTopic(name, partitions, replication_factor, config=dict(settings))
-        with translated(f"{self.name}: topic {name!r}"):
-            try:
-                self._client.create_topics([topic], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
-            except self._kafka.KafkaException as error:
-                if not exist_ok or name_of(error) != "TOPIC_ALREADY_EXISTS":
-                    raise
-                return
+
+        def change(left_s: float) -> None:
+            self._client.create_topics([topic], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        try:
+            self._changed(f"{self.name}: topic {name!r}", change, "TOPIC_ALREADY_EXISTS")
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return
         self._await_topic(name, partitions)
 
     def _await_topic(self, name: str, partitions: int) -> None:
@@ -310,8 +331,11 @@ class KafkaAdmin:
 
     def delete(self, name: str) -> None:
         """Delete a topic, and wait until the cluster does not list it any more."""
-        with translated(f"{self.name}: topic {name!r}"):
-            self._client.delete_topics([name], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.delete_topics([name], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: topic {name!r}", change, "UNKNOWN_TOPIC_OR_PART")
         deadline = time.monotonic() + _TIMEOUT_S
         while name in self.partition_counts() and time.monotonic() < deadline:
             time.sleep(_RETRY_S)
@@ -319,8 +343,11 @@ class KafkaAdmin:
     def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions."""
         more = self._kafka.admin.NewPartitions(name, total)
-        with translated(f"{self.name}: topic {name!r}"):
-            self._client.create_partitions([more], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.create_partitions([more], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: topic {name!r}", change, "INVALID_PARTITIONS")
         self._await_topic(name, total)
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
@@ -347,37 +374,41 @@ class KafkaAdmin:
         valid = self._asked(self.name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_ASK_S)
         return sorted(group.group_id for group in valid)
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return the committed offsets of each group that has some."""
-        offsets = {group: self.offsets(group) for group in self.group_names()}
+    def groups(self, partitions: Iterable[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        """Return what each group has committed of these partitions; groups without that are left out."""
+        wanted = list(partitions)
+        offsets = {group: self.offsets(group, wanted) for group in self.group_names()}
         return {group: stored for group, stored in offsets.items() if stored}
 
-    def offsets(self, group: str) -> dict[TopicPartition, int]:
+    def offsets(self, group: str, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group; none if there is no such group."""
-        return {partition: each.offset for partition, each in self.committed(group).items()}
+        return {partition: each.offset for partition, each in self.committed(group, partitions).items()}
 
     def committed(self, group: str, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Any]:
         """Return what a group has committed, as librdkafka's TopicPartitions; nothing if there is no such group.
 
-        What open transactions have moved is waited for. Only in `partitions` that are named, though: of all of them,
-        the cluster leaves out those where a transaction commits the first offset.
+        What open transactions have moved is waited for. By default all partitions are asked for, by name: else the
+        cluster leaves out those where a transaction commits the first offset.
         """
-        named = None if partitions is None else [self._kafka.TopicPartition(*each) for each in partitions]
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, named)
+        if partitions is None:
+            counts = self.partition_counts()
+            partitions = [TopicPartition(topic, number) for topic in counts for number in range(counts[topic])]
+        wanted = [self._kafka.TopicPartition(*each) for each in partitions]
 
         def ask(left_s: float) -> list[Any]:
-            future = self._client.list_consumer_group_offsets([asked], require_stable=True, request_timeout=left_s)
-            stored = future[group].result(left_s + _ASK_S).topic_partitions or []
-            for each in stored:
-                if each.error is not None:
-                    raise self._kafka.KafkaException(each.error)
+            with self._group_clients.of(group) as client:
+                stored: list[Any] = client.committed(wanted, timeout=left_s)
+            self._check_each(stored)
             return stored
 
-        try:
-            stored = self._coordinated(group, ask, UNSTABLE)
-        except UnknownGroup:
-            return {}
+        stored = self._coordinated(group, ask, UNSTABLE) if wanted else []
         return {TopicPartition(each.topic, each.partition): each for each in stored if each.offset >= 0}
+
+    def _check_each(self, partitions: Iterable[Any]) -> None:
+        """Raise the first error that a partition has."""
+        for each in partitions:
+            if each.error is not None:
+                raise self._kafka.KafkaException(each.error)
 
     def members(self, group: str) -> tuple[str, list[GroupMemberInfo]]:
         """Return the state of a group ("EMPTY", "STABLE", "DEAD", …), and its members."""
@@ -413,13 +444,10 @@ class KafkaAdmin:
         for partition, offset in offsets.items():
             number, epoch, metadata = offset if isinstance(offset, tuple) else (offset, -1, "")
             wanted.append(as_offset(partition, number, epoch, metadata))
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, wanted)
 
-        def ask(left_s: float) -> None:
-            changed = self._client.alter_consumer_group_offsets([asked], request_timeout=left_s)
-            for each in changed[group].result(left_s + _ASK_S).topic_partitions:
-                if each.error is not None:
-                    raise self._kafka.KafkaException(each.error)
+        def ask(_: float) -> None:
+            with self._group_clients.of(group) as client:
+                self._check_each(client.commit(offsets=wanted, asynchronous=False) or ())
 
         try:
             self._coordinated(group, ask)
@@ -428,8 +456,11 @@ class KafkaAdmin:
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. GroupBusy if it has members, UnknownGroup if there is none."""
-        with translated(f"{self.name}: group {group!r}"):
-            self._client.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.delete_consumer_groups([group], request_timeout=left_s)[group].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: group {group!r}", change, "GROUP_ID_NOT_FOUND")
 
 
 def as_offset(partition: TopicPartition, offset: int, leader_epoch: int = -1, metadata: str = "") -> Any:

@@ -74,8 +74,8 @@ class Source(Protocol):
         """
         ...
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return the committed offsets of each group."""
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        """Return what each group has committed of these partitions."""
         ...
 
     def close(self) -> None: ...

@@ -226,11 +226,10 @@ class _Copy:
 
     def _move_groups(self, partitions: list[TopicPartition], moved: set[str]) -> list[str]:
         """Move groups forward; return those that have members in the target."""
-        wanted, busy = set(partitions), []
-        for group, stored in self._source.groups().items():
-            offsets = {partition: offset for partition, offset in stored.items() if partition in wanted}
+        busy = []
+        for group, offsets in self._source.groups(partitions).items():
             try:
-                if offsets and self._target.move_group(group, offsets):
+                if self._target.move_group(group, offsets):
                     moved.add(group)
             except GroupBusy:
                 busy.append(group)

@@ -86,12 +86,17 @@ class DirectorySource:
             for reader in readers.values():
                 reader.close()
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        groups = self._store.groups
-        return {
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        groups, wanted = self._store.groups, set(partitions)
+        offsets = {
             name: {TopicPartition(each["topic"], each["partition"]): each["offset"] for each in exported["offsets"]}
             for name in groups
-            if (exported := groups.export(name))["offsets"]
+            if (exported := groups.export(name))
+        }
+        return {
+            name: chosen
+            for name, stored in offsets.items()
+            if (chosen := {partition: offset for partition, offset in stored.items() if partition in wanted})
         }
 
     def close(self) -> None:

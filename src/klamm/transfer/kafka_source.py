@@ -140,8 +140,8 @@ class KafkaSource:
             consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
             consumer.incremental_assign([self._kafka.TopicPartition(*partition, offset)])
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        return self._admin.groups()
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        return self._admin.groups(partitions)
 
     def close(self) -> None:
         self._admin.close()

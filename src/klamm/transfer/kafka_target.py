@@ -333,7 +333,7 @@ class KafkaTarget:
         here = {partition: offset for partition, offset in translated_offsets.items() if offset is not None}
         if self._groups.get(group, {}) == here:  # nothing to ask the cluster for
             return 0
-        stored = self._admin.offsets(group)
+        stored = self._admin.offsets(group, here)
         moved = {partition: offset for partition, offset in here.items() if offset > stored.get(partition, -1)}
         if moved:
             self._admin.move_group(group, moved)
@@ -348,3 +348,4 @@ class KafkaTarget:
                 producer.abort_transaction(_CLOSING_S)
             except (self._kafka.KafkaException, SystemError) as error:  # what has ended the copy is raised
                 _log.debug("%s: the transaction was left to its timeout: %s", self.name, error)
+        self._admin.close()
