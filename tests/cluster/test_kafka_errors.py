@@ -16,10 +16,13 @@ import klamm
 from klamm.cluster import cluster_engine, cluster_partition, kafka_admin, kafka_errors
 from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.kafka_errors import AWAY, COMMITTING, ELECTING, SPREADING, TRANSIENT, UNSTABLE, error_of
+from klamm.cluster.record_stream import RecordStream
 from klamm.errors import (
+    Fenced,
     GroupBusy,
     InvalidSetting,
     KlammError,
+    LogError,
     OffsetOutOfRange,
     StoreError,
     TopicExists,
@@ -194,6 +197,36 @@ def test_every_name_is_one_of_librdkafkas() -> None:
         assert isinstance(getattr(KafkaError, name, None), int), name
     for name in {*ELECTING, *UNSTABLE}:
         assert isinstance(error_of("here", kafka_error(name)), Unreachable), name
+
+
+# ---- producers
+
+
+def as_python_complains(cause: BaseException | None) -> SystemError:
+    """What `flush` raises if callbacks of deliveries run behind a fatal error."""
+    error = SystemError("<function delivered> returned a result with an exception set")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (KafkaException(kafka_error("_FENCED")), Fenced),
+        (as_python_complains(KafkaException(kafka_error("_FENCED"))), Fenced),
+        (as_python_complains(None), LogError),
+    ],
+)
+def test_a_fatal_error_is_the_one_that_librdkafka_has(raised: Exception, kind: type[KlammError]) -> None:
+    def flush(wait_s: float) -> int:
+        raise raised
+
+    stream: Any = RecordStream.__new__(RecordStream)
+    stream._core, stream.producer = SimpleNamespace(path="here"), SimpleNamespace(flush=flush)
+    stream.outstanding, stream.is_broken = {object()}, False
+    with pytest.raises(kind, match="here"):
+        stream.wait(1.0)
+    assert stream.is_broken
 
 
 # ---- consumers
