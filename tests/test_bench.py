@@ -43,6 +43,7 @@ def answers(script: str, tmp_path: Path, seconds: float = 200) -> list[dict[str,
         *("kafka_acks_all", "kafka_acl", "kafka_new_topic"),
         pytest.param("lock_word", marks=pytest.mark.soak),  # compiles an older commit first
         pytest.param("console_load", marks=pytest.mark.soak),
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("copy_topics", "cluster_store")),  # start servers
         pytest.param("console_paint", marks=pytest.mark.soak),  # needs a browser
         pytest.param("clone_to_page", marks=pytest.mark.soak),  # of which this starts the last part alone
     ],

@@ -34,6 +34,8 @@ def test_commands_take_an_address(klamm: Command) -> None:
     assert [row["value"] for row in klamm("tail", name, "--group", group)] == ["a", "b"]
     assert klamm("tail", name, "--group", group) == []
     assert klamm("group", "show", group)[0]["lag"] == 0
+    assert klamm("group", "reset", group, "--to", "earliest", "--yes")
+    assert klamm("group", "show", group)[0]["lag"] == 2
     assert klamm("sql", f"select count(*) as n from {name}") == [{"n": 2}]
     assert klamm("topic", "delete", name, "--yes")[0]["deleted"]
     klamm("tail", name, code=1)

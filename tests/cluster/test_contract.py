@@ -426,3 +426,34 @@ def test_an_aborted_transaction_is_not_read(store: klamm.Store, topic: klamm.Top
         tx.send(topic.name, b"again", partition=0)
     assert values(read(store, topic.name)) == [b"kept", b"again"]
     assert store.topics.describe(topic.name).partitions[0].end >= 4
+
+
+def test_a_store_reads_what_it_has_just_committed(store: klamm.Store, topic: klamm.Topic, address: str) -> None:
+    """Its own commits are there at once, whatever others write between and behind its records."""
+    pytest.importorskip("pyarrow")
+    with klamm.open(address) as other, store.consumer(topic.name, wait=0) as consumer:
+        for number in range(1, 4):
+            with store.transaction() as tx:
+                for partition in range(4):
+                    tx.send(topic.name, b"own", partition=partition)
+                other.append(topic.name, b"behind", partition=0)
+            assert len(read(store, topic.name)) == 5 * number
+            with store.transaction() as tx:
+                tx.send(topic.name, b"own", partition=3)
+                tx.abort()
+            assert topic.scan().to_table().num_rows == 5 * number
+            assert len(list(consumer)) == 5
+
+
+def test_a_transaction_of_others_hides_what_is_behind_it_and_no_longer(
+    store: klamm.Store, topic: klamm.Topic, address: str
+) -> None:
+    with klamm.open(address) as other:
+        with other.transaction(batch_bytes=64) as theirs:
+            theirs.send(topic.name, bytes(500), partition=0)  # more than a batch: it is in the log soon
+            until(lambda: topic.info().partitions[0].end == 1, "it is in the log")
+            with store.transaction() as tx:
+                tx.send(topic.name, b"own", partition=0)
+                tx.send(topic.name, b"own", partition=1)
+            assert values(read(store, topic.name)) == [b"own"]
+        until(lambda: len(read(store, topic.name)) == 3, "both are there")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.cluster import kafka_admin
 from klamm.errors import Unsupported
 from tests.interop.brokers import Broker, fresh
 
@@ -87,6 +88,7 @@ def test_options_that_a_cluster_does_not_have_are_refused(klamm_broker: Broker) 
         klamm.open(address, maintain_every=1)
 
 
-def test_a_server_that_is_not_there_is_unreachable() -> None:
+def test_a_server_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_admin, "_CONNECT_S", 0.7)
     with pytest.raises(klamm.Unreachable):
         klamm.open("kafka://127.0.0.1:1?socket.connection.setup.timeout.ms=1000")

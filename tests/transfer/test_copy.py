@@ -8,13 +8,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError
 
 import klamm
 from klamm.cli.main import run
@@ -25,77 +22,16 @@ from klamm.errors import (
     StoreError,
     UnknownTopic,
 )
-from klamm.transfer.chunk import Chunk, records_of
+from klamm.transfer.chunk import Chunk
 from klamm.transfer.copier import _Copy
 from klamm.transfer.directory_source import DirectorySource
 from klamm.transfer.directory_target import DirectoryTarget
-from klamm.transfer.kafka_source import KafkaSource
 from klamm.transfer.rewind import RewindNeeded
-from klamm.types import TopicPartition
 from tests.crash.cases import seed_of
 from tests.procs import until
 from tests.rig import dies, killed_at
-from tests.serving import KLAMM, Serving, restartable, serving
-
-ORDERS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
-
-
-def fill(store: klamm.Store) -> None:
-    """Everything that a log may hold: transactions of both ends, tombstones, headers, codecs, gaps."""
-    orders = store.topics.create("orders", 2, {"retention.ms": -1, "message.timestamp.after.max.ms": 2**60})
-    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
-        orders.append_many([(b"k%d" % n, b"%s %d" % (codec.encode(), n)) for n in range(50)], compression=codec)
-    transact(store, "commit")
-    transact(store, "abort")
-    orders.append(None, key=b"gone", headers={"why": b"x", "none": None})
-    orders.append(b"", key=b"", timestamp=1)
-    with orders.consumer(group="billing", wait=0) as consumer:
-        consumer.poll(30)
-        consumer.commit()
-    store.topics.create("empty", 3)
-
-
-def transact(store: klamm.Store, end: str) -> None:
-    with store.transaction(batch_bytes=64) as tx:  # so that records are in the log before it is aborted
-        for number in range(8):
-            tx.send("orders", b"%s %d" % (end.encode(), number), key=b"t%d" % number)
-        if end == "abort":
-            tx.abort()
-
-
-def contents(store: klamm.Store, topic: str = "orders", *, with_offsets: bool = True) -> dict[int, list[Any]]:
-    """What each partition holds, in its order."""
-    found: dict[int, list[Any]] = {}
-    with store[topic].consumer(start="earliest", wait=0) as consumer:
-        for record in consumer:
-            about = (record.timestamp, record.key, record.value, tuple(record.headers))
-            found.setdefault(record.partition, []).append((record.offset, *about) if with_offsets else about)
-    return found
-
-
-def contents_at(path: Path, **options: Any) -> dict[int, list[Any]]:
-    with klamm.open(path, create=False) as store:
-        return contents(store, **options)
-
-
-def committed(store: klamm.Store, group: str = "billing") -> dict[int, int]:
-    """The committed offset of each partition."""
-    offsets = store.groups.describe(group).offsets
-    return {each.partition: each.committed.offset for each in offsets if each.committed is not None}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Iterator[klamm.Store]:
-    with klamm.open(tmp_path / "source") as store:
-        fill(store)
-        yield store
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path / "store") as made:
-        yield made
-
+from tests.serving import KLAMM, Serving, restartable
+from tests.transfer.conftest import ORDERS, committed, contents, contents_at
 
 # ---- into a directory
 
@@ -425,41 +361,6 @@ def test_what_was_given_up_is_read_again_from_where_it_began(source: klamm.Store
             None, None, follow=False, with_groups=False
         )
         assert contents(target) == contents(source)
-
-
-class Message:
-    """What librdkafka returns: a record, or the end of a partition."""
-
-    def __init__(self, offset: int, *, is_end: bool = False) -> None:
-        self._offset, self._is_end = offset, is_end
-
-    def offset(self) -> int:
-        return self._offset
-
-    def error(self) -> Any:
-        return KafkaError(KafkaError._PARTITION_EOF) if self._is_end else None
-
-    def key(self) -> None: ...
-    def headers(self) -> None: ...
-    def value(self) -> bytes:
-        return b"%d" % self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1000
-
-
-def test_records_behind_an_end_and_a_marker_keep_their_offsets() -> None:
-    reader: Any = KafkaSource.__new__(KafkaSource)
-    reader._kafka = confluent_kafka
-    messages = [Message(5), Message(7, is_end=True), Message(7), Message(8), Message(11), Message(13, is_end=True)]
-    chunk = reader._chunk(ORDERS[0], 4, messages)
-    assert (chunk.start, chunk.end) == (4, 13)
-    assert [(record.offset, record.value) for record in records_of(chunk)] == [
-        (5, b"5"),
-        (7, b"7"),
-        (8, b"8"),
-        (11, b"11"),
-    ]
 
 
 def test_a_source_of_the_same_length_is_told_from_another(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
     cluster_engine      the reading engine, by a consumer of librdkafka that was assigned its partitions
     group_member        membership of a group, by a second one that subscribes and never fetches
     group_store         offsets and members of groups, as the cluster has them
+    group_clients       consumers that read and set offsets of groups
     cluster_producer, cluster_transaction    records, sent
     kafka_admin         librdkafka's admin client
     kafka_errors        what librdkafka reports, as errors of ours

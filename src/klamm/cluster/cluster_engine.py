@@ -28,7 +28,7 @@ from klamm.client.consume.record_format import converted
 from klamm.client.subscription import open_partitions
 from klamm.cluster.address import import_confluent_kafka
 from klamm.cluster.cluster_partition import reading_config, receive
-from klamm.cluster.kafka_errors import error_of, translated
+from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
 from klamm.disk._os import PriorityMutex
 from klamm.errors import Closed, StoreBusy, StoreError, Unreachable
 from klamm.types import Position, TopicPartition
@@ -44,7 +44,6 @@ _AT_ONCE = 1_000  # messages
 _MAX_HELD = 20_000  # records that were received and not returned; then librdkafka holds the others
 _SLICE_S = 0.02  # of a wait: how soon an interrupt is seen
 _SILENCE_S = 30.0  # a cluster that has records and sends none for so long does not answer
-_GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
 _log = logging.getLogger("klamm")
 
 
@@ -144,8 +143,8 @@ class ClusterEngine:
         ends = self._core.admin.ends(names)
         for name, each in ends.items():
             cursor = self._cursors[name]
-            if not each.start <= cursor.received <= each.end and not cursor.chunk:
-                self._reset_or_raise(cursor, each)
+            if not cursor.chunk:
+                self._check_range(cursor, each)
         return {name: each.stable if self._committed else each.end for name, each in ends.items()}
 
     def _wait(self, deadline: float | None) -> bool:
@@ -244,19 +243,21 @@ class ClusterEngine:
             if not cursor.chunk and cursor is not self._returned:
                 self._skip_to(cursor)
             return
-        if code in _GONE:
+        if code in OUT_OF_RANGE:
             cursor.is_stale = True  # asked again, by the next call
             if not cursor.chunk:  # what is before it comes first
-                self._reset_or_raise(cursor, self._core.admin.ends([cursor.name])[cursor.name])
+                self._check_range(cursor, self._core.admin.ends([cursor.name])[cursor.name])
             return
-        if error.retriable():
+        if code in ELECTING:
             _log.debug("%s: %s/%d: %s", self._core.path, *cursor.name, error)
             return
         cursor.is_stale = True
         raise error_of(f"{self._core.path}: {cursor.name.topic}/{cursor.name.partition}", error)
 
-    def _reset_or_raise(self, cursor: _Cursor, ends: Ends) -> None:
-        """Go on at the start or the end of a partition that does not have the position, any more or yet."""
+    def _check_range(self, cursor: _Cursor, ends: Ends) -> None:
+        """Go on at the start or the end of a partition that does not have the position, any more or yet; or raise."""
+        if ends.start <= cursor.received <= ends.end:
+            return
         if self._reset in ("earliest", "latest"):
             cursor.seek(Position(ends.start if self._reset == "earliest" else ends.end))
             return

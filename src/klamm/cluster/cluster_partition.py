@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from klamm.batch import Builder, patch
 from klamm.cluster.address import consumer_options, import_confluent_kafka
-from klamm.cluster.kafka_errors import error_of, translated
+from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
 from klamm.errors import OffsetOutOfRange, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import Settings
@@ -132,15 +132,23 @@ class Reader(AbstractContextManager["Reader"]):
             self._consumer = None
 
     def _open(self) -> None:
-        kafka, admin = import_confluent_kafka(), self._core.admin
-        ends = admin.ends([self._name])[self._name]
-        if not ends.start <= self.offset <= ends.end:
-            raise out_of_range(self._name, self.offset, ends, "start at an offset in that range, or at 'earliest'")
+        ends = self._check_range(self.offset)
         self._end = ends.stable if self._committed else ends.end
         config = reading_config(self._core, committed=self._committed)
         with translated(self._core.path):
-            self._consumer = kafka.Consumer(config, logger=admin.logger)
-            self._consumer.assign([kafka.TopicPartition(*self._name, self.offset)])
+            self._consumer = import_confluent_kafka().Consumer(config, logger=self._core.admin.logger)
+        self._read_from(self.offset)
+
+    def _check_range(self, offset: int) -> Ends:
+        """Return the ends of the partition. OffsetOutOfRange if it does not have the offset."""
+        ends = self._core.admin.ends([self._name])[self._name]
+        if not ends.start <= offset <= ends.end:
+            raise out_of_range(self._name, offset, ends, "start at an offset in that range, or at 'earliest'")
+        return ends
+
+    def _read_from(self, offset: int) -> None:
+        with translated(self._core.path):
+            self._consumer.assign([import_confluent_kafka().TopicPartition(*self._name, offset)])
 
     def read(self, size: int) -> memoryview:
         """Return about so many bytes of batches, and move `offset` behind them; none at the end."""
@@ -149,7 +157,6 @@ class Reader(AbstractContextManager["Reader"]):
         messages: list[Any] = []
         read = 0
         position, silent_at = self.offset, time.monotonic() + _SILENCE_S
-        eof = import_confluent_kafka().KafkaError._PARTITION_EOF
         while position < self._end and read < size:
             with translated(self._core.path):
                 received = receive(self._consumer, _AT_ONCE, _SLICE_S if position == self.offset else 0)
@@ -161,9 +168,14 @@ class Reader(AbstractContextManager["Reader"]):
                     messages.append(message)
                     read += len(message)
                     position = message.offset() + 1
-                elif error.code() == eof:
+                elif message.topic() is None:
+                    continue
+                elif error.name() == "_PARTITION_EOF":
                     position = max(position, message.offset())
-                elif message.topic() is not None and not error.retriable():
+                elif error.name() in OUT_OF_RANGE:
+                    self._check_range(position)
+                    self._read_from(position)
+                elif error.name() not in ELECTING:
                     raise error_of(f"{self._core.path}: {self._name.topic}/{self._name.partition}", error)
             if received:
                 silent_at = time.monotonic() + _SILENCE_S

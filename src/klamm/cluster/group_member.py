@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.cluster.address import consumer_options, import_confluent_kafka
 from klamm.cluster.kafka_admin import as_offset
-from klamm.cluster.kafka_errors import TRANSIENT, error_of, name_of, translated
+from klamm.cluster.kafka_errors import COMMITTING, UNSTABLE, error_of, name_of, translated
 from klamm.errors import UnknownTopic, Unsupported
 from klamm.store.groups import OffsetRow
 from klamm.types import TopicId, TopicPartition
@@ -41,7 +41,6 @@ _COMMIT_S = 60.0  # how long a coordinator is asked while another takes over
 _ASK_S = 5.0  # of one question
 _RETRY_S = 0.05
 _SESSION_MS = 45_000  # librdkafka's default
-_RETRIED = (*TRANSIENT, "REBALANCE_IN_PROGRESS")
 _log = logging.getLogger("klamm")
 
 Told = Callable[[list[TopicPartition]], object]
@@ -294,7 +293,7 @@ class ClusterMember:
                 error = failed[0]
             except self._kafka.KafkaException as raised:
                 error = raised.args[0]
-            if error.name() not in (*_RETRIED, "UNSTABLE_OFFSET_COMMIT") or time.monotonic() > deadline:
+            if error.name() not in UNSTABLE or time.monotonic() > deadline:
                 raise error_of(f"{self._core.path}: group {self.group!r}", error)
             time.sleep(_RETRY_S)
         return {}
@@ -318,7 +317,7 @@ class ClusterMember:
                 error = raised.args[0]
                 if name_of(raised) == "_NO_OFFSET":
                     return
-            if error.name() not in _RETRIED or self._closed or time.monotonic() > deadline:
+            if error.name() not in COMMITTING or self._closed or time.monotonic() > deadline:
                 raise error_of(f"{self._core.path}: group {self.group!r}", error)
             time.sleep(_RETRY_S)
 

@@ -1,4 +1,8 @@
-"""Topics and groups of a Kafka server or cluster, by librdkafka's admin client."""
+"""Topics and groups of a Kafka server or cluster, by librdkafka's admin client.
+
+What a server that was killed leaves without a response is asked again, a change as well as a question. The first try
+may have made the change: so a later one that finds it made is content.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from klamm.cluster.address import client_options, consumer_options, import_confluent_kafka
-from klamm.cluster.kafka_errors import ELECTING, TRANSIENT, name_of, translated
+from klamm.cluster.group_clients import GroupClients
+from klamm.cluster.kafka_errors import AWAY, ELECTING, REFUSED, SPREADING, TRANSIENT, UNSTABLE, name_of, translated
 from klamm.cluster.own_changes import SPREAD_S
 from klamm.cluster.own_commits import OwnCommits
-from klamm.errors import GroupBusy, UnknownGroup, UnknownTopic, Unreachable
+from klamm.errors import GroupBusy, NotOwner, TopicExists, UnknownGroup, UnknownTopic, Unreachable
 from klamm.log.partition import Ends
 from klamm.store.settings import SETTINGS
 from klamm.types import TopicPartition
@@ -23,11 +28,12 @@ __all__ = ["GroupMemberInfo", "KafkaAdmin", "TopicDescription", "as_offset"]
 
 _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
+_LOOK_S = 0.5  # how soon it is seen that a server refuses a login
 _RETRY_S = 0.05
 _MARKER_PAUSE_S = 0.005
 _ASK_S = 5.0  # of one question for all topics
-_COORDINATOR_S = 60.0  # so long another coordinator may take to take over
-_MOVING = (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT")
+_COORDINATOR_S = 60.0  # so long another coordinator or controller may take to take over
+_CHANGE_S = 10.0  # of one try; librdkafka waits as long for a controller that was killed
 
 T = TypeVar("T")
 
@@ -56,7 +62,7 @@ class KafkaAdmin:
     """The administration of one server or cluster."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self._kafka = kafka = import_confluent_kafka()
+        self._kafka = import_confluent_kafka()
         self.name = name
         self.own_commits = OwnCommits()
         self._config = dict(config)
@@ -64,19 +70,97 @@ class KafkaAdmin:
         self._lookup_mutex = threading.Lock()
         self.logger = logging.getLogger("klamm.librdkafka")  # for what it would print to stderr
         self.logger.addHandler(logging.NullHandler())
+        self._group_clients = GroupClients(self._config, name, self.logger)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Ask for the first time. A server that refuses the login tells librdkafka, which tries again and again."""
+        refusals: list[Any] = []
+        options = {**client_options(self._config), "error_cb": refusals.append}
+
+        def ask(left_s: float) -> str:
+            try:
+                return str(self._client.list_topics(timeout=left_s).cluster_id)
+            except self._kafka.KafkaException:
+                self._client.poll(0)  # calls back
+                for error in refusals:
+                    if error.name() in REFUSED:
+                        raise self._kafka.KafkaException(error) from None
+                raise
+
+        with translated(self.name):
+            self._client = self._kafka.admin.AdminClient(options, logger=self.logger)
+        self.cluster_id = self._asked(self.name, ask, timeout_s=_CONNECT_S, each_s=_LOOK_S)
+
+    # ---- asking
+
+    def _asked(
+        self,
+        name: str,
+        ask: Callable[[float], T],
+        codes: Iterable[str] = AWAY,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        each_s: float = _TIMEOUT_S,
+        learn: bool = False,
+    ) -> T:
+        """Ask, and again while that fails by one of these codes. `each_s`: for one question, which may wait for a
+        server that was killed. `learn`: ask for all topics in between.
+        """
+        deadline = time.monotonic() + timeout_s
+        spread_until = time.monotonic() + SPREAD_S
+        codes = tuple(codes)
         with translated(name):
-            self._client = kafka.admin.AdminClient(client_options(config), logger=self.logger)
-            self.cluster_id = str(self._client.list_topics(timeout=_CONNECT_S).cluster_id)
+            while True:
+                try:
+                    return ask(max(0.1, min(each_s, deadline - time.monotonic())))
+                except self._kafka.KafkaException as error:
+                    code = name_of(error)
+                    if code not in codes or time.monotonic() > (spread_until if code in SPREADING else deadline):
+                        raise
+                except TimeoutError:
+                    if time.monotonic() > deadline:
+                        raise
+                time.sleep(_RETRY_S)
+                if learn:
+                    with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
+                        self._client.list_topics(timeout=_ASK_S)
+
+    def _changed(self, name: str, change: Callable[[float], object], made: str) -> None:
+        """Make a change by the controller or a coordinator. `made`: the error of one that was made before."""
+        tries = 0
+
+        def ask(left_s: float) -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                change(left_s)
+            except self._kafka.KafkaException as error:
+                if tries == 1 or name_of(error) != made:
+                    raise
+
+        self._asked(name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_CHANGE_S, learn=True)
+
+    def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
+        """Ask leaders something, and again while others are elected.
+
+        librdkafka sends such a question to the leader that it knows, with the epoch that it knows, and learns of others
+        when it asks for all topics.
+        """
+        return self._asked(self.name, ask, (*ELECTING, *SPREADING), timeout_s=timeout_s, learn=True)
+
+    def _coordinated(self, group: str, ask: Callable[[float], T], codes: Iterable[str] = TRANSIENT) -> T:
+        """Ask the coordinator of a group something, and again while another takes over."""
+        name = f"{self.name}: group {group!r}"
+        return self._asked(name, ask, codes, timeout_s=_COORDINATOR_S, each_s=_ASK_S)
 
     # ---- topics
 
-    def topics(self) -> dict[str, tuple[int, dict[str, str]]]:
-        """Return all topics: how many partitions, and the settings that were set and that Klamm knows."""
-        counts = self.partition_counts()
-        settings = {name: self._dynamic(entries) for name, entries in self._configs(sorted(counts)).items()}
+    def known_settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the settings of topics that were set and that Klamm knows."""
         return {
-            name: (counts[name], {key: value for key, value in each.items() if key in SETTINGS})
-            for name, each in settings.items()
+            name: {key: value for key, value in self._dynamic(entries).items() if key in SETTINGS}
+            for name, entries in self._configs(list(names)).items()
         }
 
     def settings(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -87,9 +171,12 @@ class KafkaAdmin:
     def _configs(self, names: list[str]) -> dict[str, list[Any]]:
         kinds = self._kafka.admin
         resources = [kinds.ConfigResource(kinds.ResourceType.TOPIC, name) for name in names]
-        with translated(self.name):
-            asked = self._client.describe_configs(resources, request_timeout=_TIMEOUT_S) if resources else {}
-            return {each.name: list(response.result(_TIMEOUT_S).values()) for each, response in asked.items()}
+
+        def ask(left_s: float) -> dict[str, list[Any]]:
+            asked = self._client.describe_configs(resources, request_timeout=left_s)
+            return {each.name: list(response.result(left_s + _ASK_S).values()) for each, response in asked.items()}
+
+        return self._asked(self.name, ask) if resources else {}
 
     def _dynamic(self, entries: list[Any]) -> dict[str, str]:
         dynamic = self._kafka.admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value
@@ -97,15 +184,17 @@ class KafkaAdmin:
 
     def partition_counts(self) -> dict[str, int]:
         """Return how many partitions each topic has."""
-        with translated(self.name):
-            known = self._client.list_topics(timeout=_TIMEOUT_S).topics
+        known = self._asked(self.name, lambda left_s: self._client.list_topics(timeout=left_s)).topics
         return {name: len(topic.partitions) for name, topic in known.items()}
 
     def describe(self, name: str) -> TopicDescription:
         """Return a topic. UnknownTopic if there is none of that name."""
         collection = self._kafka.TopicCollection([name])
-        with translated(f"{self.name}: topic {name!r}"):
-            found = self._client.describe_topics(collection, request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+
+        def ask(left_s: float) -> Any:
+            return self._client.describe_topics(collection, request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        found = self._asked(f"{self.name}: topic {name!r}", ask)
         has_leaders = all(each.leader is not None and each.leader.id >= 0 for each in found.partitions)
         return TopicDescription(name, str(found.topic_id), len(found.partitions), has_leaders)
 
@@ -123,28 +212,6 @@ class KafkaAdmin:
             if not wanted:
                 return found
             time.sleep(_MARKER_PAUSE_S)
-
-    def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
-        """Ask leaders something, and again while others are elected.
-
-        librdkafka sends such a question to the leader that it knows, with the epoch that it knows, and learns of others
-        when it asks for all topics.
-        """
-        deadline = time.monotonic() + timeout_s
-        missing_at = time.monotonic() + SPREAD_S
-        while True:
-            try:
-                return ask(max(0.1, deadline - time.monotonic()))
-            except self._kafka.KafkaException as error:
-                is_missing = name_of(error) == "UNKNOWN_TOPIC_OR_PART" and time.monotonic() > missing_at
-                if name_of(error) not in ELECTING or is_missing or time.monotonic() > deadline:
-                    with translated(self.name):
-                        raise
-            except TimeoutError:
-                raise Unreachable(f"{self.name}: no response within {timeout_s:g} s") from None
-            time.sleep(_RETRY_S)
-            with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
-                self._client.list_topics(timeout=_ASK_S)
 
     def _ends(self, wanted: list[TopicPartition], timeout_s: float) -> dict[TopicPartition, Ends]:
         specs, level = self._kafka.admin.OffsetSpec, self._kafka.IsolationLevel
@@ -202,6 +269,7 @@ class KafkaAdmin:
 
     def close(self) -> None:
         """Close what has connections of its own."""
+        self._group_clients.close()
         with self._lookup_mutex:
             lookup, self._lookup = self._lookup, None
         if lookup is not None:
@@ -221,13 +289,16 @@ class KafkaAdmin:
         With `exist_ok` one that is there is left as it is.
         """
         topic = self._kafka.admin.NewTopic(name, partitions, replication_factor, config=dict(settings))
-        with translated(f"{self.name}: topic {name!r}"):
-            try:
-                self._client.create_topics([topic], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
-            except self._kafka.KafkaException as error:
-                if not exist_ok or name_of(error) != "TOPIC_ALREADY_EXISTS":
-                    raise
-                return
+
+        def change(left_s: float) -> None:
+            self._client.create_topics([topic], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        try:
+            self._changed(f"{self.name}: topic {name!r}", change, "TOPIC_ALREADY_EXISTS")
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return
         self._await_topic(name, partitions)
 
     def _await_topic(self, name: str, partitions: int) -> None:
@@ -253,15 +324,20 @@ class KafkaAdmin:
         if not entries:
             return
         resource = kinds.ConfigResource(kinds.ResourceType.TOPIC, name, incremental_configs=entries)
-        with translated(f"{self.name}: topic {name!r}"):
-            changed = self._client.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)
-            for response in changed.values():
-                response.result(_TIMEOUT_S)
+
+        def ask(left_s: float) -> None:
+            for response in self._client.incremental_alter_configs([resource], request_timeout=left_s).values():
+                response.result(left_s + _ASK_S)
+
+        self._asked(f"{self.name}: topic {name!r}", ask)
 
     def delete(self, name: str) -> None:
         """Delete a topic, and wait until the cluster does not list it any more."""
-        with translated(f"{self.name}: topic {name!r}"):
-            self._client.delete_topics([name], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.delete_topics([name], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: topic {name!r}", change, "UNKNOWN_TOPIC_OR_PART")
         deadline = time.monotonic() + _TIMEOUT_S
         while name in self.partition_counts() and time.monotonic() < deadline:
             time.sleep(_RETRY_S)
@@ -269,76 +345,72 @@ class KafkaAdmin:
     def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions."""
         more = self._kafka.admin.NewPartitions(name, total)
-        with translated(f"{self.name}: topic {name!r}"):
-            self._client.create_partitions([more], request_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.create_partitions([more], request_timeout=left_s)[name].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: topic {name!r}", change, "INVALID_PARTITIONS")
         self._await_topic(name, total)
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         """Delete the records of a partition before an offset; return where it starts now."""
         asked = [self._kafka.TopicPartition(*partition, before)]
-        with translated(self.name):
-            (response,) = self._client.delete_records(asked, request_timeout=_TIMEOUT_S).values()
-            return int(response.result(_TIMEOUT_S).low_watermark)
+
+        def ask(left_s: float) -> int:
+            (response,) = self._client.delete_records(asked, request_timeout=left_s).values()
+            return int(response.result(left_s + _ASK_S).low_watermark)
+
+        return self._elected(ask)
 
     # ---- groups
 
     def group_names(self) -> list[str]:
         """Return the names of all consumer groups."""
-        with translated(self.name):
-            listed = self._client.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
-        return sorted(group.group_id for group in listed.valid)
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return the committed offsets of each group that has some."""
-        offsets = {group: self.offsets(group) for group in self.group_names()}
+        def ask(left_s: float) -> Any:
+            listed = self._client.list_consumer_groups(request_timeout=left_s).result(left_s + _ASK_S)
+            for error in listed.errors:  # of some servers: their groups are not among those of the others
+                raise error if isinstance(error, self._kafka.KafkaException) else self._kafka.KafkaException(error)
+            return listed.valid
+
+        valid = self._asked(self.name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_ASK_S)
+        return sorted(group.group_id for group in valid)
+
+    def groups(self, partitions: Iterable[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        """Return what each group has committed of these partitions; groups without that are left out."""
+        wanted = list(partitions)
+        offsets = {group: self.offsets(group, wanted) for group in self.group_names()}
         return {group: stored for group, stored in offsets.items() if stored}
 
-    def offsets(self, group: str) -> dict[TopicPartition, int]:
+    def offsets(self, group: str, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group; none if there is no such group."""
-        return {partition: each.offset for partition, each in self.committed(group).items()}
+        return {partition: each.offset for partition, each in self.committed(group, partitions).items()}
 
     def committed(self, group: str, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Any]:
         """Return what a group has committed, as librdkafka's TopicPartitions; nothing if there is no such group.
 
-        What open transactions have moved is waited for. Only in `partitions` that are named, though: of all of them,
-        the cluster leaves out those where a transaction commits the first offset.
+        What open transactions have moved is waited for. By default all partitions are asked for, by name: else the
+        cluster leaves out those where a transaction commits the first offset.
         """
-        named = None if partitions is None else [self._kafka.TopicPartition(*each) for each in partitions]
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, named)
+        if partitions is None:
+            counts = self.partition_counts()
+            partitions = [TopicPartition(topic, number) for topic in counts for number in range(counts[topic])]
+        wanted = [self._kafka.TopicPartition(*each) for each in partitions]
 
         def ask(left_s: float) -> list[Any]:
-            future = self._client.list_consumer_group_offsets([asked], require_stable=True, request_timeout=left_s)
-            stored = future[group].result(left_s + _ASK_S).topic_partitions or []
-            for each in stored:
-                if each.error is not None:
-                    raise self._kafka.KafkaException(each.error)
+            with self._group_clients.of(group) as client:
+                stored: list[Any] = client.committed(wanted, timeout=left_s)
+            self._check_each(stored)
             return stored
 
-        try:
-            stored = self._coordinated(group, ask)
-        except UnknownGroup:
-            return {}
+        stored = self._coordinated(group, ask, UNSTABLE) if wanted else []
         return {TopicPartition(each.topic, each.partition): each for each in stored if each.offset >= 0}
 
-    def _coordinated(self, group: str, ask: Callable[[float], T]) -> T:
-        """Ask the coordinator of a group something, and again while another takes over. One question may wait for a
-        server that was killed, so it gets a part of the time.
-        """
-        deadline = time.monotonic() + _COORDINATOR_S
-        while True:
-            try:
-                return ask(max(0.1, min(_ASK_S, deadline - time.monotonic())))
-            except self._kafka.KafkaException as error:
-                if name_of(error) not in _MOVING or time.monotonic() > deadline:
-                    with translated(f"{self.name}: group {group!r}"):
-                        raise
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    raise Unreachable(
-                        f"{self.name}: group {group!r}: no response within {_COORDINATOR_S:g} s",
-                        hint="check that enough servers run; what was asked can be asked again",
-                    ) from None
-            time.sleep(_RETRY_S)
+    def _check_each(self, partitions: Iterable[Any]) -> None:
+        """Raise the first error that a partition has."""
+        for each in partitions:
+            if each.error is not None:
+                raise self._kafka.KafkaException(each.error)
 
     def members(self, group: str) -> tuple[str, list[GroupMemberInfo]]:
         """Return the state of a group ("EMPTY", "STABLE", "DEAD", …), and its members."""
@@ -376,20 +448,23 @@ class KafkaAdmin:
         for partition, offset in offsets.items():
             number, epoch, metadata = offset if isinstance(offset, tuple) else (offset, -1, "")
             wanted.append(as_offset(partition, number, epoch, metadata))
-        asked = self._kafka.ConsumerGroupTopicPartitions(group, wanted)
-        with translated(self.name):
-            try:
-                changed = self._client.alter_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)
-                changed[group].result(_TIMEOUT_S)
-            except self._kafka.KafkaException as error:
-                if name_of(error) in ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP"):
-                    raise GroupBusy(f"{self.name}: group {group!r} has members") from error
-                raise
+
+        def ask(_: float) -> None:
+            with self._group_clients.of(group) as client:
+                self._check_each(client.commit(offsets=wanted, asynchronous=False) or ())
+
+        try:
+            self._coordinated(group, ask)
+        except (GroupBusy, NotOwner) as error:
+            raise GroupBusy(f"{self.name}: group {group!r} has members", hint="stop its consumers first") from error
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. GroupBusy if it has members, UnknownGroup if there is none."""
-        with translated(f"{self.name}: group {group!r}"):
-            self._client.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+
+        def change(left_s: float) -> None:
+            self._client.delete_consumer_groups([group], request_timeout=left_s)[group].result(left_s + _ASK_S)
+
+        self._changed(f"{self.name}: group {group!r}", change, "GROUP_ID_NOT_FOUND")
 
 
 def as_offset(partition: TopicPartition, offset: int, leader_epoch: int = -1, metadata: str = "") -> Any:

@@ -27,7 +27,20 @@ from klamm.errors import (
     Unsupported,
 )
 
-__all__ = ["AWAY", "ELECTING", "TRANSIENT", "error_of", "name_of", "translated"]
+__all__ = [
+    "AWAY",
+    "COMMITTING",
+    "ELECTING",
+    "OUT_OF_RANGE",
+    "REFUSED",
+    "SPREADING",
+    "TRANSIENT",
+    "UNSTABLE",
+    "error_of",
+    "name_of",
+    "raised_error",
+    "translated",
+]
 
 AWAY = (
     "_TRANSPORT",
@@ -38,34 +51,49 @@ AWAY = (
     "REQUEST_TIMED_OUT",
     "NETWORK_EXCEPTION",
     "BROKER_NOT_AVAILABLE",
+    "NOT_CONTROLLER",
 )
-"""What a question meets whose server does not respond, or has left the cluster: another may respond."""
+"""What a question meets whose server does not respond, or has left its place in the cluster: another may respond."""
+SPREADING = ("UNKNOWN_TOPIC_OR_PART",)
+"""What a question about a new topic meets whose server has not learned of it yet; also, one about a topic that is gone.
+"""
 ELECTING = (
     *AWAY,
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
-    "UNKNOWN_TOPIC_OR_PART",
     "REPLICA_NOT_AVAILABLE",
+    "KAFKA_STORAGE_ERROR",
     "FENCED_LEADER_EPOCH",
     "UNKNOWN_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE",
 )
-"""What a question to the leader of a partition meets while another is elected: it is worth another try."""
+"""What a question to the leader of a partition meets while another is elected: it is worth another try. A consumer
+that reports it reads on by itself.
+"""
 TRANSIENT = (*AWAY, "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD")
 """What a call for a group meets while its coordinator moves: it is worth another try."""
+UNSTABLE = (*TRANSIENT, "UNSTABLE_OFFSET_COMMIT")
+"""The same for a question for offsets, which waits for transactions that commit some."""
+COMMITTING = (*TRANSIENT, "REBALANCE_IN_PROGRESS")
+"""The same for a commit by a member, which waits until its group has agreed on the next generation."""
+OUT_OF_RANGE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+"""What a consumer reports whose leader does not have the offset."""
+REFUSED = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED")
+"""What a client reports that a server does not let in."""
 
 _KINDS: dict[type[KlammError], tuple[str, ...]] = {
     Fenced: ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"),
     Unreachable: (
         *TRANSIENT,
+        *ELECTING,
+        "UNSTABLE_OFFSET_COMMIT",
         "_RESOLVE",
         "_MSG_TIMED_OUT",
         "_ISR_INSUFF",
         "NOT_ENOUGH_REPLICAS",
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-        "LEADER_NOT_AVAILABLE",
     ),
-    UnknownTopic: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
+    UnknownTopic: (*SPREADING, "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
     TopicExists: ("TOPIC_ALREADY_EXISTS",),
     InvalidTopic: ("TOPIC_EXCEPTION",),
     InvalidSetting: (
@@ -87,9 +115,7 @@ _KINDS: dict[type[KlammError], tuple[str, ...]] = {
     Aborted: ("_PURGE_QUEUE", "_PURGE_INFLIGHT", "TRANSACTION_ABORTABLE", "INVALID_TXN_STATE"),
     Unsupported: ("_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION", "_NOT_IMPLEMENTED"),
     StoreError: (
-        "_AUTHENTICATION",
-        "_SSL",
-        "SASL_AUTHENTICATION_FAILED",
+        *REFUSED,
         "TOPIC_AUTHORIZATION_FAILED",
         "GROUP_AUTHORIZATION_FAILED",
         "CLUSTER_AUTHORIZATION_FAILED",
@@ -130,6 +156,17 @@ def name_of(error: BaseException) -> str:
     """Return librdkafka's name of what went wrong; empty if it is not known."""
     about = error.args[0] if error.args else None
     return "" if about is None or not hasattr(about, "name") else str(about.name())
+
+
+def raised_error(error: BaseException) -> Any:
+    """Return the KafkaError that a producer's `poll` or `flush` has raised: a fatal one.
+
+    confluent-kafka raises it while callbacks of deliveries run. Python then complains of these by a SystemError, which
+    may have the error as its cause.
+    """
+    kafka = import_confluent_kafka()
+    raised = error.__cause__ if isinstance(error, SystemError) else error
+    return raised.args[0] if isinstance(raised, kafka.KafkaException) else kafka.KafkaError(kafka.KafkaError._FATAL)
 
 
 @contextmanager

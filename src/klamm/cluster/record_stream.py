@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.batch import BatchDelivery, Delivery, Partitioner, partition_for
 from klamm.client.produce.target import keyless
 from klamm.cluster.address import import_confluent_kafka, producer_options
-from klamm.cluster.kafka_errors import error_of, translated
+from klamm.cluster.kafka_errors import error_of, raised_error, translated
 from klamm.errors import BufferFull, KlammError, RecordTooLarge, UnknownTopic
 from klamm.times import to_ms
 
@@ -233,9 +233,9 @@ class RecordStream:
                 return False
             try:
                 self.producer.flush(left)  # what lingers goes now
-            except import_confluent_kafka().KafkaException as error:
+            except (import_confluent_kafka().KafkaException, SystemError) as error:
                 self.is_broken = True
-                raise error_of(self._core.path, error.args[0]) from error
+                raise error_of(self._core.path, raised_error(error)) from error
             if self.outstanding and not len(self.producer):
                 time.sleep(0.0005)  # the thread is in the last callbacks
 
@@ -251,7 +251,7 @@ def _listen(producer: Any, is_over: threading.Event) -> None:
     while not is_over.is_set() or len(producer):
         try:
             producer.poll(_POLL_S)
-        except import_confluent_kafka().KafkaException:  # a fatal error: each record that was produced fails
+        except (import_confluent_kafka().KafkaException, SystemError):  # a fatal error: what was produced fails, too
             is_over.wait(_POLL_S)
         except BaseException:  # noqa: BLE001  # of a callback: without this thread no record would be acknowledged again
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

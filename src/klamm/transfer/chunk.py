@@ -48,8 +48,12 @@ class Source(Protocol):
     source_id: str
     """The same for each copy of its topics, and for no other source."""
 
-    def topics(self) -> dict[str, SourceTopic]:
-        """Return its topics by name, without internal ones."""
+    def topic_names(self) -> list[str]:
+        """Return the names of its topics, without internal ones."""
+        ...
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        """Return these topics."""
         ...
 
     def start(self, partition: TopicPartition, since: Where) -> int:
@@ -70,8 +74,8 @@ class Source(Protocol):
         """
         ...
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return the committed offsets of each group."""
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        """Return what each group has committed of these partitions."""
         ...
 
     def close(self) -> None: ...

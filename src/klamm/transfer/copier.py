@@ -226,11 +226,10 @@ class _Copy:
 
     def _move_groups(self, partitions: list[TopicPartition], moved: set[str]) -> list[str]:
         """Move groups forward; return those that have members in the target."""
-        wanted, busy = set(partitions), []
-        for group, stored in self._source.groups().items():
-            offsets = {partition: offset for partition, offset in stored.items() if partition in wanted}
+        busy = []
+        for group, offsets in self._source.groups(partitions).items():
             try:
-                if offsets and self._target.move_group(group, offsets):
+                if self._target.move_group(group, offsets):
                     moved.add(group)
             except GroupBusy:
                 busy.append(group)
@@ -242,15 +241,15 @@ def _contents(record: Record) -> tuple[Any, ...]:
 
 
 def _chosen(source: Source, topics: str | re.Pattern[str] | Iterable[str] | None) -> list[SourceTopic]:
-    known = {name: topic for name, topic in source.topics().items() if name != COPIES}  # of copies into the source
+    known = sorted(name for name in source.topic_names() if name != COPIES)  # of copies into the source
     if topics is None:
-        return list(known.values())
+        return source.describe(known)
     if isinstance(topics, re.Pattern):
-        return [topic for name, topic in known.items() if topics.fullmatch(name)]
+        return source.describe([name for name in known if topics.fullmatch(name)])
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
         raise InvalidSetting("copy: the list of topics is empty", hint="leave it out to copy all")
     for name in names:
         if name not in known:
             raise UnknownTopic(f"{source.name}: Topic {name!r} does not exist")
-    return [known[name] for name in dict.fromkeys(names)]
+    return source.describe(list(dict.fromkeys(names)))

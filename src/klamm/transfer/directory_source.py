@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from klamm.api import Store
@@ -33,9 +33,12 @@ class DirectorySource:
         self.name = store.path
         self.source_id = store.store_id
 
-    def topics(self) -> dict[str, SourceTopic]:
-        infos = [self._store.topics.describe(name) for name in self._store.topics]
-        return {info.name: SourceTopic(info.name, len(info.partitions), info.settings) for info in infos}
+    def topic_names(self) -> list[str]:
+        return list(self._store.topics)
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        infos = [self._store.topics.describe(name) for name in names]
+        return [SourceTopic(info.name, len(info.partitions), info.settings) for info in infos]
 
     def start(self, partition: TopicPartition, since: Where) -> int:
         core = self._store._acquired()
@@ -81,12 +84,17 @@ class DirectorySource:
             for reader in readers.values():
                 reader.close()
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        groups = self._store.groups
-        return {
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        groups, wanted = self._store.groups, set(partitions)
+        offsets = {
             name: {TopicPartition(each["topic"], each["partition"]): each["offset"] for each in exported["offsets"]}
             for name in groups
-            if (exported := groups.export(name))["offsets"]
+            if (exported := groups.export(name))
+        }
+        return {
+            name: chosen
+            for name, stored in offsets.items()
+            if (chosen := {partition: offset for partition, offset in stored.items() if partition in wanted})
         }
 
     def close(self) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from klamm.batch import Record
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
-from klamm.cluster.cluster_partition import as_batches
+from klamm.cluster.cluster_partition import as_batches, out_of_range
 from klamm.cluster.kafka_admin import KafkaAdmin
-from klamm.cluster.kafka_errors import translated
-from klamm.errors import LogError, OffsetOutOfRange
+from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
+from klamm.errors import UnknownTopic, Unreachable
 from klamm.transfer.chunk import Chunk, SourceTopic, records_of
-from klamm.transfer.copied_offsets import COPIES
 from klamm.types import TopicPartition
 from klamm.where import Where, fixed, offset_between, time_of
 
@@ -21,6 +20,7 @@ __all__ = ["KafkaSource"]
 
 _AT_ONCE = 5_000  # records
 _WAIT_S = 0.2
+_SILENCE_S = 60.0  # a server that has records and sends none for so long does not answer
 
 
 class KafkaSource:
@@ -46,10 +46,14 @@ class KafkaSource:
         with translated(self.name):
             return self._kafka.Consumer(self._config, logger=self._admin.logger)
 
-    def topics(self) -> dict[str, SourceTopic]:
-        topics = self._admin.topics()
-        chosen = {name: about for name, about in topics.items() if name != COPIES and not name.startswith("__")}
-        return {name: SourceTopic(name, *about) for name, about in chosen.items()}
+    def topic_names(self) -> list[str]:
+        return [name for name in self._admin.partition_counts() if not name.startswith("__")]
+
+    def describe(self, names: Sequence[str]) -> list[SourceTopic]:
+        counts, settings = self._admin.partition_counts(), self._admin.known_settings(names)
+        for name in set(names) - counts.keys():
+            raise UnknownTopic(f"{self.name}: Topic {name!r} does not exist")
+        return [SourceTopic(name, counts[name], settings[name]) for name in names]
 
     def start(self, partition: TopicPartition, since: Where) -> int:
         where = fixed(since, time.time_ns() // 1_000_000)
@@ -82,13 +86,15 @@ class KafkaSource:
         reading = dict(positions)
         left = {partition for partition, offset in positions.items() if follow or offset < limits[partition]}
         consumer = self._consumer()
+        silent_at = time.monotonic() + _SILENCE_S
         try:
             with translated(self.name):
                 consumer.assign([self._kafka.TopicPartition(*partition, reading[partition]) for partition in left])
             while left:
                 with translated(self.name):
                     messages = consumer.consume(_AT_ONCE, _WAIT_S)
-                for partition, received in _by_partition(messages).items():
+                parts = _by_partition(messages)
+                for partition, received in parts.items():
                     if partition not in left:
                         continue
                     chunk = self._chunk(partition, reading[partition], received)
@@ -96,10 +102,19 @@ class KafkaSource:
                     if chunk.end > chunk.start:
                         yield chunk
                     # At its end, maybe before the limit: an open transaction may be in front of it.
-                    if not follow and (chunk.end >= limits[partition] or received[-1].error() is not None):
+                    if not follow and (chunk.end >= limits[partition] or _code_of(received[-1]) == "_PARTITION_EOF"):
                         left.discard(partition)
                         consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
-                if not messages and left:
+                    elif _code_of(received[-1]) in OUT_OF_RANGE:
+                        self._read_again(consumer, partition, chunk.end)
+                if parts:
+                    silent_at = time.monotonic() + _SILENCE_S
+                elif left:
+                    if not follow and time.monotonic() > silent_at:
+                        raise Unreachable(
+                            f"{self.name}: sent no records for {_SILENCE_S:g} s",
+                            hint="check that enough servers run, and run it again: it goes on where it was",
+                        )
                     yield None
         finally:
             consumer.close()
@@ -108,27 +123,34 @@ class KafkaSource:
         """Return messages, the last of which may be the end of the partition, as batches without gaps."""
         found = [message for message in messages if message.error() is None]
         position = found[-1].offset() + 1 if found else start
-        for error, offset in [(each.error(), each.offset()) for each in messages if each.error() is not None]:
-            if error.code() == self._kafka.KafkaError._PARTITION_EOF:
-                position = max(position, offset)
-            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:
-                first, end = self.bounds(partition)
-                raise OffsetOutOfRange(
-                    f"{self.name}: {partition.topic}/{partition.partition}: offset {position} was removed",
-                    offset=position,
-                    start=first,
-                    end=end,
-                    hint="since='earliest' (--since earliest) goes on behind the gap",
-                )
-            elif not error.retriable():
-                raise LogError(f"{self.name}: {partition.topic}/{partition.partition}: {error.str()}")
+        for message in messages:
+            code = _code_of(message)
+            if code == "_PARTITION_EOF":
+                position = max(position, message.offset())
+            elif code and code not in (*ELECTING, *OUT_OF_RANGE):
+                raise error_of(f"{self.name}: {partition.topic}/{partition.partition}", message.error())
         return Chunk(partition, start, position, as_batches(found))
 
-    def groups(self) -> dict[str, dict[TopicPartition, int]]:
-        return self._admin.groups()
+    def _read_again(self, consumer: Any, partition: TopicPartition, offset: int) -> None:
+        """Ask for an offset again that the leader did not have. OffsetOutOfRange if it was removed."""
+        ends = self._admin.ends([partition])[partition]
+        if not ends.start <= offset <= ends.end:
+            raise out_of_range(partition, offset, ends, "since='earliest' (--since earliest) goes on behind the gap")
+        with translated(self.name):
+            consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
+            consumer.incremental_assign([self._kafka.TopicPartition(*partition, offset)])
+
+    def groups(self, partitions: Sequence[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
+        return self._admin.groups(partitions)
 
     def close(self) -> None:
         self._admin.close()
+
+
+def _code_of(message: Any) -> str:
+    """Return librdkafka's name of what a message reports; empty for a record."""
+    error = message.error()
+    return "" if error is None else str(error.name())
 
 
 def _by_partition(messages: list[Any]) -> dict[TopicPartition, list[Any]]:

@@ -2,10 +2,14 @@
 
 A transaction has records and the offsets of both sides, or neither is there. So a copy that was killed goes on where
 its last transaction ended. Two copies from one source have one transactional id: the older one is fenced.
+
+A transaction that the cluster has given up is begun again, behind the last commit, by a new producer: librdkafka may
+give sequence numbers of an aborted one to others, which the cluster then takes for duplicates.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +18,9 @@ from typing import Any, NoReturn
 from klamm.batch import Record
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
 from klamm.cluster.kafka_admin import KafkaAdmin
-from klamm.cluster.kafka_errors import translated
+from klamm.cluster.kafka_errors import ELECTING, error_of, name_of, raised_error, translated
 from klamm.cluster.record_stream import known_offset
-from klamm.errors import Fenced, InvalidSetting, LogError
+from klamm.errors import Aborted, Fenced, InvalidSetting, LogError, Unreachable
 from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
 from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, Run, runs_of
 from klamm.transfer.rewind import RewindNeeded
@@ -25,12 +29,16 @@ from klamm.types import TopicPartition
 __all__ = ["KafkaTarget"]
 
 _TIMEOUT_S = 60.0
+_CLOSING_S = 10.0
+_TRANSACTION_MS = 60_000  # librdkafka's default
 _COMMIT_RECORDS = 50_000
 _COMMIT_S = 1.0
 _MESSAGE_BYTES = 100 << 20  # librdkafka's own limit; the target has its own, too
 _LAST = 10  # records that are compared with the source before a copy goes on
 # Records keep their times, so that the target must not stamp them; the rest are Klamm's own.
 _NOT_COPIED = ("message.timestamp.type", "segment.records", "tombstone.retention.ms")
+
+_log = logging.getLogger("klamm")
 
 
 class _Partition:
@@ -84,7 +92,10 @@ class KafkaTarget:
         self._open: dict[TopicPartition, _Partition] = {}  # of the transaction
         self._count = 0
         self._began = 0.0
+        self._transaction_s = int(self._config.get("transaction.timeout.ms", _TRANSACTION_MS)) / 1000
+        self._failing_until: float | None = None  # since transactions have been given up: when it is an error
         self._error: Any = None
+        self._groups: dict[str, dict[TopicPartition, int]] = {}  # where each is, or was found farther on
         self._producer: Any = None
 
     def prepare(self, topics: Sequence[SourceTopic]) -> None:
@@ -143,16 +154,19 @@ class KafkaTarget:
                 consumer.assign([self._kafka.TopicPartition(*partition, start)])
                 while count is None or len(messages) < count:
                     message = consumer.poll(1.0)
-                    if message is None:
-                        if time.monotonic() > deadline:
-                            raise LogError(f"{self.name}: {partition.topic} cannot be read: no answer")
-                    elif message.error() is None:
+                    error = None if message is None else message.error()
+                    if message is not None and error is None:
                         messages.append(message)
                         deadline = time.monotonic() + _TIMEOUT_S
-                    elif message.error().code() == self._kafka.KafkaError._PARTITION_EOF:
+                    elif error is not None and error.name() == "_PARTITION_EOF":
                         break
-                    elif message.topic() is not None:
-                        raise self._kafka.KafkaException(message.error())
+                    elif error is not None and message.topic() is not None and error.name() not in ELECTING:
+                        raise self._kafka.KafkaException(error)
+                    elif time.monotonic() > deadline:
+                        raise Unreachable(
+                            f"{self.name}: {partition.topic} was not sent for {_TIMEOUT_S:g} s",
+                            hint="check that enough servers run, and run it again: it goes on where it was",
+                        )
             finally:
                 consumer.close()
         return messages
@@ -227,9 +241,11 @@ class KafkaTarget:
             try:
                 return self._producer.produce(*arguments, **options)  # type: ignore[no-any-return]
             except BufferError:
-                self._producer.poll(0.1)
-            except self._kafka.KafkaException:
-                return self._call(self._producer.produce, *arguments, **options)
+                self._serve(self._producer.poll, 0.1)
+            except self._kafka.KafkaException as error:
+                if name_of(error) not in ("_STATE", "_FATAL"):
+                    self._fail(error.args[0])
+                self._give_up_lost()  # the transaction takes nothing more
 
     def _note(self, error: Any) -> None:
         self._error = self._error or error
@@ -250,6 +266,7 @@ class KafkaTarget:
         self._call(self._producer.commit_transaction, _TIMEOUT_S)
         for partition, state in self._open.items():
             self._copied.add(partition, state.end, runs[partition])
+        self._failing_until = None
         self._forget()
 
     def _on_delivery(self, error: Any, message: Any) -> None:
@@ -258,10 +275,15 @@ class KafkaTarget:
 
     def _flush(self) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
-        while self._producer.flush(1.0):
+        while self._serve(self._producer.flush, 1.0):
             if time.monotonic() > deadline:
-                raise LogError(f"{self.name}: records were not taken within {_TIMEOUT_S:g} s")
+                raise Unreachable(
+                    f"{self.name}: records were not acknowledged within {_TIMEOUT_S:g} s",
+                    hint="check that enough servers run, and run it again: it goes on behind its last transaction",
+                )
         if self._error is not None:
+            if isinstance(error_of(self.name, self._error), Aborted):
+                self._give_up_lost()
             self._fail(self._error)
 
     def _forget(self) -> None:
@@ -283,36 +305,58 @@ class KafkaTarget:
             else:
                 return
 
+    def _serve(self, function: Callable[[float], int], wait_s: float) -> int:
+        """Let librdkafka call back, for at most so long."""
+        try:
+            return function(wait_s)
+        except (self._kafka.KafkaException, SystemError) as error:  # a fatal error
+            self._give_up_lost()
+            self._fail(raised_error(error))
+
+    def _give_up_lost(self) -> None:
+        """Raise why the transaction takes no more records: librdkafka says it to one that begins another."""
+        self._call(self._producer.begin_transaction)
+
     def _fail(self, error: Any) -> NoReturn:
-        """Abort what can be aborted, so that the copy goes on behind the last commit; else raise."""
-        with _translated(self.name):
-            if error.fatal() or not error.txn_requires_abort():
+        """Begin again behind the last commit, if the cluster has given the transaction up; else raise."""
+        is_late = isinstance(error_of(self.name, error), Fenced) and self._is_overdue()
+        if self._failing_until is None:
+            self._failing_until = time.monotonic() + _TIMEOUT_S
+        if not (is_late or error.txn_requires_abort()) or time.monotonic() > self._failing_until:
+            with _translated(self.name):
                 raise self._kafka.KafkaException(error)
         self._rewind()
 
     def _rewind(self) -> NoReturn:
-        with _translated(self.name):
-            self._producer.abort_transaction(_TIMEOUT_S)
         self._forget()
+        self._start_producer()  # which aborts what the last one has left
         self._load()
         raise RewindNeeded
+
+    def _is_overdue(self) -> bool:
+        """Return whether the transaction was open for so long that the cluster itself has fenced it."""
+        return bool(self._open) and time.monotonic() - self._began >= self._transaction_s
 
     # ---- groups
 
     def move_group(self, group: str, offsets: GroupOffsets) -> int:
-        stored = self._admin.offsets(group)
-        moved = {}
-        for partition, offset in offsets.items():
-            here = self._copied.translate(partition, offset)
-            if here is not None and here > stored.get(partition, -1):
-                moved[partition] = here
+        translated_offsets = {partition: self._copied.translate(partition, at) for partition, at in offsets.items()}
+        here = {partition: offset for partition, offset in translated_offsets.items() if offset is not None}
+        if self._groups.get(group, {}) == here:  # nothing to ask the cluster for
+            return 0
+        stored = self._admin.offsets(group, here)
+        moved = {partition: offset for partition, offset in here.items() if offset > stored.get(partition, -1)}
         if moved:
             self._admin.move_group(group, moved)
+        self._groups[group] = here
         return len(moved)
 
     def close(self) -> None:
         """Abort what is not committed."""
         producer, self._producer = self._producer, None
         if producer is not None and self._open:
-            with _translated(self.name):
-                producer.abort_transaction(_TIMEOUT_S)
+            try:
+                producer.abort_transaction(_CLOSING_S)
+            except (self._kafka.KafkaException, SystemError) as error:  # what has ended the copy is raised
+                _log.debug("%s: the transaction was left to its timeout: %s", self.name, error)
+        self._admin.close()

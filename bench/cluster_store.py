@@ -1,0 +1,109 @@
+"""What does `klamm.open("kafka://…")` cost beside a bare confluent-kafka, which it stands on?
+
+--count records of --size bytes with a key, into a topic of four partitions and out of it. Both sides have librdkafka in
+this process, acks=all and idempotence, and look at each record: in, at what became of it; out, at its value. The server
+is `klamm serve`, or the brokers of --address, each round with a topic of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import _harness as harness
+import klamm
+
+PARTITIONS = 4
+KEYS = [b"user-%d" % n for n in range(1000)]
+
+
+@contextlib.contextmanager
+def brokers(address: str) -> Iterator[str]:
+    if address:
+        yield address.removeprefix("kafka://")
+        return
+    with harness.folder() as path, klamm.server(f"{path}/served") as served:
+        yield served
+
+
+class Sides:
+    """Both ways, each of which puts records into a topic of its own and gets them out again."""
+
+    def __init__(self, address: str, count: int, size: int) -> None:
+        self._address = address
+        self._count = count
+        self._value = bytes(size)
+        self._numbers = itertools.count()
+        self.store = klamm.open(f"kafka://{address}")
+
+    def _topic(self) -> str:
+        return self.store.topics.create(f"bench-{next(self._numbers)}", PARTITIONS).name
+
+    def klamm(self) -> tuple[harness.Sample, harness.Sample]:
+        topic, value = self._topic(), self._value
+        with harness.clock(self._count) as put, self.store.producer() as producer:
+            sent = [producer.send(topic, value, key=KEYS[n % 1000]) for n in range(self._count)]
+            producer.flush()
+            assert sum(each.error is None for each in sent) == self._count
+        with harness.clock(self._count) as got, self.store.consumer(topic, start="earliest", wait=0) as consumer:
+            assert sum(len(record.value) for record in consumer) == self._count * len(value)
+        self.store.topics.delete(topic)
+        return put, got
+
+    def bare(self) -> tuple[harness.Sample, harness.Sample]:
+        from confluent_kafka import Consumer, Producer, TopicPartition
+
+        topic, value, delivered = self._topic(), self._value, 0
+
+        def on_delivery(error: Any, message: Any) -> None:
+            nonlocal delivered
+            delivered += error is None
+
+        with harness.clock(self._count) as put:
+            producer = Producer({"bootstrap.servers": self._address, "linger.ms": 5, "enable.idempotence": True})
+            for n in range(self._count):
+                while True:
+                    try:
+                        producer.produce(topic, value, KEYS[n % 1000], on_delivery=on_delivery)
+                    except BufferError:
+                        producer.poll(0.1)
+                    else:
+                        break
+                if n % 1000 == 0:
+                    producer.poll(0)
+            producer.flush()
+            assert delivered == self._count
+        with harness.clock(self._count) as got:
+            consumer = Consumer({"bootstrap.servers": self._address, "group.id": "bare", "enable.auto.commit": False})
+            consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+            left = self._count
+            while left:
+                for message in consumer.consume(min(left, 1000), 1.0):
+                    assert len(message.value()) == len(value)
+                    left -= 1
+            consumer.close()
+        self.store.topics.delete(topic)
+        return put, got
+
+
+def main() -> None:
+    options = harness.arguments(
+        __doc__.splitlines()[0],
+        count=(200_000, "records a round"),
+        size=(100, "bytes of a value"),
+        address=("", "of brokers, instead of klamm serve"),
+    )
+    with brokers(options.address) as address:
+        sides = Sides(address, 2_000 if options.quick else options.count, options.size)
+        found = harness.interleave({"klamm": sides.klamm, "bare": sides.bare}, options.rounds)
+        sides.store.close()
+    where = "brokers" if options.address else "klamm serve"
+    for number, what in enumerate(("send to", "read from")):
+        ours, theirs = ([each[number] for each in found[name]] for name in ("klamm", "bare"))
+        harness.compare(f"{what} kafka://, {where}", ours, "confluent-kafka", theirs, harness.at_least(0.9))
+
+
+if __name__ == "__main__":
+    main()
