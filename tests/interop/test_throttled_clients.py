@@ -122,7 +122,7 @@ def test_connections_get_their_rate(server: Served) -> None:
                 raw = opened.enter_context(Raw(server.address))
                 assert raw.ask(API_VERSIONS, 0).error_code == 0
                 accepted += 1
-            except ConnectionEnded:
+            except (ConnectionEnded, ConnectionError):  # closed before it has asked, or after
                 refused += 1
         took_s = time.monotonic() - began
     assert accepted <= (rate * (BURST_S + took_s)) * EXACTLY, "no more than the rate"

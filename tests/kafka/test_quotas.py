@@ -502,7 +502,7 @@ def test_connections_of_an_address_are_bounded_by_their_rate(server: Served) -> 
             raw = opened.enter_context(server.dial())
             try:
                 assert raw.ask(API_VERSIONS, 0).error_code == 0
-            except ConnectionEnded:
+            except (ConnectionEnded, ConnectionError):  # closed before it has asked, or after
                 break
             accepted += 1
         else:

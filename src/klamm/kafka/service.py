@@ -36,7 +36,7 @@ _METRICS_OPEN = (
     " groups with them (metrics.security.protocol)"
 )
 _METRICS_READABLE = (
-    "there is no encryption, so everyone on the way can read the passwords of users that read them"
+    "there is no encryption, so everyone on the way can read the passwords and tokens by which users log in"
     " (metrics.security.protocol=SASL_SSL)"
 )
 _ANONYMOUS = "there is no authentication, so every client that reaches the port has the rights of User:ANONYMOUS"
