@@ -17,6 +17,7 @@ from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
 from klamm.console.pages.topic import chosen_partitions, filter_of
+from klamm.disk._os import TimedLock
 from klamm.where import Where, range_in
 
 if TYPE_CHECKING:
@@ -36,12 +37,10 @@ _LATEST = Where("latest")
 
 def export_topic(console: Console, visit: Visit) -> IO[bytes]:
     """Return a file with the records from the start on that the filter takes. RequestError if that is too much."""
-    if not PLACES.acquire(timeout=_WAIT_S):
-        raise RequestError(503, "other exports are being written", "ask again when they are done")
-    try:
+    with TimedLock(PLACES, _WAIT_S) as has_place:
+        if not has_place:
+            raise RequestError(503, "other exports are being written", "ask again when they are done")
         return _export(console, visit)
-    finally:
-        PLACES.release()
 
 
 def _export(console: Console, visit: Visit) -> IO[bytes]:

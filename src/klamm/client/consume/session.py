@@ -23,6 +23,7 @@ from klamm.client.groups.group_session import GroupSession
 from klamm.client.groups.membership import IDLE_LOOK_S
 from klamm.client.subscription import open_partitions
 from klamm.disk import fork
+from klamm.disk._os import TimedLock
 from klamm.errors import Closed, Forked, GroupError, StoreError
 from klamm.types import Batch, Position, TopicPartition
 from klamm.where import fixed, position_in, resume_at
@@ -285,13 +286,9 @@ class Session:
 
         If another thread is closing it, wait until that is done, at most TURN_S; not if that one waits for this one.
         """
-        if not self._closing.acquire(timeout=0 if self._is_waited_for() else TURN_S):
-            return
-        try:
-            if not self.is_closing:
+        with TimedLock(self._closing, 0 if self._is_waited_for() else TURN_S) as may_close:
+            if may_close and not self.is_closing:
                 self._close()
-        finally:
-            self._closing.release()
 
     def _is_waited_for(self) -> bool:
         """Return whether this thread reads (and calls a serde, or a callback), or handles a record."""
