@@ -374,6 +374,7 @@ def describing_producers() -> dict[str, Any]:
     [
         (DESCRIBE_CONFIGS, 4, describing_configs(), 41),
         (OFFSET_FETCH, 9, {"groups": [OFFSET_FETCH.request.Group(group_id="name-1", topics=None)]}, 4),
+        (OFFSET_FETCH, 9, {"groups": [OFFSET_FETCH.request.Group(group_id=name, topics=[]) for name in NAMES]}, 60),
         (OFFSET_FETCH, 5, {"group_id": "name-1", "topics": None}, 4),
         (DESCRIBE_GROUPS, 6, {"groups": NAMES}, 40),
         (FIND_COORDINATOR, 6, {"key_type": 0, "coordinator_keys": NAMES}, 40),
