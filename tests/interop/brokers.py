@@ -124,6 +124,8 @@ def klamm_broker(_apache_ahead: None) -> Iterator[Broker]:
         serving(Path(directory) / "store", *SHORT_SESSIONS) as server,
     ):
         made = Broker("klamm", server.address, server.store)
+        with Raw(server.address) as raw:  # producer id 0, by which scripts would know a response without one
+            raw.ask(INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=1000)
         yield made
         made.close()
         assert server.process.poll() is None, f"klamm serve has ended\n{server.stderr[-8000:]}"

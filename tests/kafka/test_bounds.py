@@ -27,6 +27,7 @@ from klamm.kafka.wire.messages import (
     DESCRIBE_GROUPS,
     DESCRIBE_PRODUCERS,
     FETCH,
+    INIT_PRODUCER_ID,
     JOIN_GROUP,
     LEAVE_GROUP,
     METADATA,
@@ -282,6 +283,17 @@ def test_the_number_of_groups_is_bounded(tmp_path: Path) -> None:
     with served(tmp_path / "events", max_groups=3) as server, server.dial() as raw:
         codes = [raw.ask(JOIN_GROUP, 3, **joining(f"g{number}", 10)).error_code for number in range(4)]
         assert codes == [E.NONE] * 3 + [E.GROUP_MAX_SIZE_REACHED]
+
+
+def test_the_number_of_transactional_ids_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served(tmp_path / "events", max_transactional_ids=2) as server, server.dial() as raw:
+        made = [
+            raw.ask(INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=1000)
+            for name in ("a", "b", "c", "a", None)
+        ]
+        assert [each.error_code for each in made] == [E.NONE, E.NONE, E.POLICY_VIOLATION, E.NONE, E.NONE]
+        assert made[2].producer_id == -1
+    assert "InitProducerId of transactional id 'c' rejected: max.transactional.ids is reached" in caplog.text
 
 
 def test_what_all_groups_hold_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,7 @@ from klamm.kafka.wire.messages import (
     DELETE_GROUPS,
     DESCRIBE_CONFIGS,
     DESCRIBE_GROUPS,
+    DESCRIBE_LOG_DIRS,
     DESCRIBE_PRODUCERS,
     DESCRIBE_TOPIC_PARTITIONS,
     DESCRIBE_TRANSACTIONS,
@@ -323,6 +324,9 @@ def test_requests_that_name_or_list_many_partitions_take_turns(
         fetched = raw.ask(FETCH, 12, **fetching(places))
         assert len(fetched.responses[0].partitions) == 600
         assert len(turns) == 4
+        (directory,) = raw.ask(DESCRIBE_LOG_DIRS, 4, topics=None).results
+        assert sum(len(topic.partitions) for topic in directory.topics) == 604
+        assert len(turns) == 5
 
 
 def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
@@ -370,8 +374,12 @@ def describing_producers() -> dict[str, Any]:
     [
         (DESCRIBE_CONFIGS, 4, describing_configs(), 41),
         (OFFSET_FETCH, 9, {"groups": [OFFSET_FETCH.request.Group(group_id="name-1", topics=None)]}, 4),
+        (OFFSET_FETCH, 9, {"groups": [OFFSET_FETCH.request.Group(group_id=name, topics=[]) for name in NAMES]}, 60),
         (OFFSET_FETCH, 5, {"group_id": "name-1", "topics": None}, 4),
         (DESCRIBE_GROUPS, 6, {"groups": NAMES}, 40),
+        (FIND_COORDINATOR, 6, {"key_type": 0, "coordinator_keys": NAMES}, 40),
+        (METADATA, 12, {"topics": None}, 3),
+        (METADATA, 12, {"topics": [METADATA.request.Topic(name="orders")]}, 3),
         (LIST_GROUPS, 4, {}, 40),
         (DESCRIBE_PRODUCERS, 0, describing_producers(), 8),
         (DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": NAMES}, 40),
@@ -422,19 +430,21 @@ def test_a_response_that_is_too_large_is_given_up_before_it_is_made(
     monkeypatch.setattr(configs_module, "_config", record)
     make = DESCRIBE_CONFIGS.request.Resource
     with served(tmp_path / "events", socket_response_max_bytes=64 * 1024) as server, server.dial() as raw:
-        names = [f"topic-{number}" for number in range(200)]
+        names = [f"topic-{number}" for number in range(20)]
         new = [
             CREATE_TOPICS.request.Topic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
             for name in names
         ]
         raw.ask(CREATE_TOPICS, 4, topics=new, timeout_ms=30_000)
         resources = [make(resource_type=2, resource_name=name, configuration_keys=None) for name in names]
+        with server.dial() as other, pytest.raises(ConnectionEnded):  # it takes more than the least
+            other.ask(DESCRIBE_CONFIGS, 4, resources=resources, include_documentation=True)
+        made.clear()
+        monkeypatch.setattr(configs_module, "_CONFIG_BYTES", 1000)
         with server.dial() as other, pytest.raises(ConnectionEnded):
             other.ask(DESCRIBE_CONFIGS, 4, resources=resources)
-        assert 64 * 1024 < 16 * len(made) < 64 * 1024 + 16 * 100, "the rest was not looked at"
-        made.clear()
-        with server.dial() as other, pytest.raises(ConnectionEnded):  # it takes more than the least
-            other.ask(DESCRIBE_CONFIGS, 4, resources=resources[:70], include_documentation=True)
+        assert 64 * 1024 < 1000 * len(made) < 64 * 1024 + 1000 * 100, "the rest was not looked at"
+        monkeypatch.undo()
         assert raw.ask(DESCRIBE_CONFIGS, 4, resources=resources[:5]).results[4].error_code == 0
     assert "where 65536 are sent" in caplog.text
 

@@ -104,15 +104,26 @@ def _supported_versions() -> list[Struct]:
 
 async def metadata(broker: Broker, call: Call) -> Struct:
     request = call.request
+    topics = []
+    turn = broker.large_requests.turn(call)
     if request.topics is None or (call.version == 0 and not request.topics):
-        return _metadata(broker, call, [_topic(broker, call, each) for each in _described_topics(broker, call)])
+        for opened in broker.topics.all():
+            if turn.is_over:
+                await turn.next()
+            if call.may(Operation.DESCRIBE, _TOPIC, opened.name):
+                topics.append(_topic(broker, call, opened))
+        return _metadata(broker, call, topics)
     if call.version < 12 and any(topic.topic_id != NO_ID or topic.name is None for topic in request.topics):
         return _metadata_refused(call)
     wanted = list(dict.fromkeys((topic.topic_id, topic.name) for topic in request.topics))
     may_create = request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable
     if may_create and any(_is_new(broker, call, uuid, name) for uuid, name in wanted):
         return await _metadata_with_new(broker, call, wanted)
-    return _metadata(broker, call, [_wanted(broker, call, uuid, name) for uuid, name in wanted])
+    for uuid, name in wanted:
+        if turn.is_over:
+            await turn.next()
+        topics.append(_wanted(broker, call, uuid, name))
+    return _metadata(broker, call, topics)
 
 
 def _described_topics(broker: Broker, call: Call) -> list[OpenTopic]:
@@ -365,6 +376,11 @@ async def describe_log_dirs(broker: Broker, call: Call) -> Struct:
     return await broker.disk(_sized, broker.core.path, list(chosen.values()))
 
 
+def _count_all_partitions(broker: Broker, version: int, request: Struct) -> int:
+    """Return how many partitions the response lists that the request does not name."""
+    return broker.topics.partition_count if request.topics is None else 0
+
+
 def _sized(path: str, chosen: list[tuple[OpenTopic, Iterable[int]]]) -> Struct:
     response = DESCRIBE_LOG_DIRS.response
     topics = [
@@ -415,5 +431,6 @@ HANDLERS = (
         runs=(DISK,),
         rights=("Describe Cluster",),
         max_response_bytes=LARGE,
+        cost=_count_all_partitions,
     ),
 )

@@ -33,6 +33,7 @@ from klamm.store.wire_groups import Offsets, WireCommit
 from klamm.types import PartitionKey, TopicId
 
 if TYPE_CHECKING:
+    from klamm.kafka.api_error import ApiError
     from klamm.kafka.broker import Broker
     from klamm.store.directory import OpenTopic
     from klamm.store.server_rows import PendingKey
@@ -169,31 +170,34 @@ _NOTHING: frozenset[PendingKey] = frozenset()
 async def offset_fetch(broker: Broker, call: Call) -> Struct:
     request, response = call.request, OFFSET_FETCH.response
     requested = request.groups if call.version >= 8 else [request]
-    denied = {each.group_id: call.denied(Operation.DESCRIBE, ResourceType.GROUP, each.group_id) for each in requested}
-    wanted = [
-        _OffsetRequest(each.group_id, _topics(broker, call, [] if denied[each.group_id] else each.topics))
-        for each in requested
-    ]
-    committed, pending = await _offsets(broker, wanted)
-    unstable = pending if request.require_stable else _NOTHING
+    denied: dict[str, ApiError | None] = {}
+    wanted: list[_OffsetRequest] = []
     turn = broker.large_requests.turn(call)
-    responses: list[tuple[_OffsetRequest, ErrorCode, list[Struct]]] = []
-    for each, offsets in zip(wanted, committed, strict=True):
+    for each in requested:
         if turn.is_over:
             await turn.next()
-        refusal = denied[each.group_id]
+        name = each.group_id
+        denied[name] = call.denied(Operation.DESCRIBE, ResourceType.GROUP, name)
+        wanted.append(_OffsetRequest(name, _topics(broker, call, [] if denied[name] else each.topics)))
+    committed, pending = await _offsets(broker, wanted)
+    unstable = pending if request.require_stable else _NOTHING
+    responses: list[tuple[_OffsetRequest, ErrorCode, list[Struct]]] = []
+    for group, offsets in zip(wanted, committed, strict=True):
+        if turn.is_over:
+            await turn.next()
+        refusal = denied[group.group_id]
         if refusal is not None:
-            responses.append((each, refusal.code, []))
+            responses.append((group, refusal.code, []))
         elif isinstance(offsets, ErrorCode):
-            responses.append((each, offsets, []))
+            responses.append((group, offsets, []))
         else:
-            topics = await _committed_offsets(broker, call, turn, each, offsets, unstable)
-            responses.append((each, ErrorCode.NONE, topics))
+            topics = await _committed_offsets(broker, call, turn, group, offsets, unstable)
+            responses.append((group, ErrorCode.NONE, topics))
     if call.version >= 8:
         return response(
             groups=[
-                response.Group(group_id=each.group_id, error_code=error, topics=topics)
-                for each, error, topics in responses
+                response.Group(group_id=group.group_id, error_code=error, topics=topics)
+                for group, error, topics in responses
             ]
         )
     _, error, topics = responses[0]

@@ -72,11 +72,13 @@ async def find_coordinator(broker: Broker, call: Call) -> Struct:
     request, response = call.request, FIND_COORDINATOR.response
     if call.version < 4:
         return response(**_coordinator(broker, call, request.key))
-    return response(
-        coordinators=[
-            response.Coordinator(key=key, **_coordinator(broker, call, key)) for key in request.coordinator_keys
-        ]
-    )
+    coordinators = []
+    turn = broker.large_requests.turn(call)
+    for key in request.coordinator_keys:
+        if turn.is_over:
+            await turn.next()
+        coordinators.append(response.Coordinator(key=key, **_coordinator(broker, call, key)))
+    return response(coordinators=coordinators)
 
 
 def _coordinator(broker: Broker, call: Call, key: str) -> dict[str, Any]:

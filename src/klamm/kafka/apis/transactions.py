@@ -448,6 +448,7 @@ HANDLERS = (
         runs=(TRANSACT,),
         rights=("Write TransactionalId", "IdempotentWrite Cluster", "Write Topic"),
         needs_catalog=False,
+        notes="POLICY_VIOLATION beyond max.transactional.ids, a bound that Kafka has not",
     ),
     SupportedApi(
         ADD_PARTITIONS_TO_TXN,
