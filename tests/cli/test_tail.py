@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.api.hints import HINTS
 from klamm.batch import Record
-from klamm.cli.hints import HINTS
 from klamm.cli.records import Filter, Format
 from tests.cli.conftest import Cli
 from tests.procs import PATIENCE, until

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import klamm
-from klamm.cli.hints import HINTS
+from klamm.api.hints import HINTS
 from tests.cli.conftest import Cli
 from tests.procs import PATIENCE, until
 
