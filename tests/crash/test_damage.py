@@ -143,8 +143,10 @@ def lay(root: Path, files: Files, case: Case) -> None:
         file.truncate()
 
 
-def read_some(log: Partition, records: Records, offset: int) -> None:
-    """Read to the end, or to an error: every record must be the one that was written, and none may be missing."""
+def read_some(log: Partition, records: Records, offset: int) -> KlammError | None:
+    """Read to the end, or to an error, which is returned: every record must be the one that was written, and none may
+    be missing.
+    """
     with log.reader(offset) as reader:
         try:
             while data := reader.read(250):
@@ -153,20 +155,26 @@ def read_some(log: Partition, records: Records, offset: int) -> None:
                     assert offset < len(records), "an invented record"
                     assert (record.value.decode(), record.timestamp) == records[offset], "a wrong record"
                     offset += 1
-        except KlammError:
-            return
+        except KlammError as error:
+            return error
     assert offset == len(records), f"the log ends at {offset}, without an error, and not at {len(records)}"
+    return None
 
 
-def use(log: Partition, written: Written, told: list[str], dice: random.Random) -> None:
-    """Read, look up, append, roll, clean, sync, and read again."""
+def check_names(error: KlammError, root: Path, case: Case) -> None:
+    """Check that the error names the damaged file; or its directory, where offsets are missing."""
+    path = f"{root}/{case.file}"
+    assert path in str(error) or f"{os.path.dirname(path)}:" in str(error), f"the error names another file: {error}"
+
+
+def use(log: Partition, written: Written, told: list[str], dice: random.Random) -> list[KlammError]:
+    """Read, look up, append, roll, clean, sync, and read again. Return the errors of reading."""
     ends = log.ends()
     assert ends.start == 0 and written.synced <= ends.end <= len(written.records), f"{ends}: less than was synced"
     known = written.records[: ends.end]
     if len(known) < len(written.records):
         assert any(" are lost: " in line for line in told), f"a tail was cut in silence: {told}"
-    for offset in (0, dice.randrange(len(known)), len(known) - 1):
-        read_some(log, known, offset)
+    errors = [read_some(log, known, offset) for offset in (0, dice.randrange(len(known)), len(known) - 1)]
     at = dice.randrange(len(known))
     assert log.offset_at(known[at][1]) == at, "a wrong time"
     after = written.records[-1][1] + 1
@@ -178,8 +186,8 @@ def use(log: Partition, written: Written, told: list[str], dice: random.Random) 
     if ends.end < len(written.records):
         assert log.ends().leader_epoch > 0, "what took the place of the tail belongs to another epoch"
     log.cleanup.expire()
-    for offset in (0, dice.randrange(len(known)), base):
-        read_some(log, known, offset)
+    errors += [read_some(log, known, offset) for offset in (0, dice.randrange(len(known)), base)]
+    return [error for error in errors if error is not None]
 
 
 @contextmanager
@@ -237,10 +245,11 @@ class OneLog:
         try:
             with what_is_logged() as told:
                 log = rig.partition(1, SIZES)
-                use(log, self.written, told, random.Random(str(case)))
+                for error in use(log, self.written, told, random.Random(str(case))):
+                    check_names(error, root, case)
                 log.close()
-        except KlammError:
-            pass
+        except KlammError as error:
+            check_names(error, root, case)
         finally:
             rig.lock.close()
         nothing_is_lost(root, self.files, case)
@@ -269,11 +278,14 @@ class OneStore:
                 with what_is_logged() as told, klamm.open(root, read_only=read_only) as store:
                     log = log_of(store, "orders/0")
                     if read_only:
-                        read_some(log, self.written.records, log.ends().start)
+                        errors = [read_some(log, self.written.records, log.ends().start)]
                     else:
-                        use(log, self.written, told, random.Random(str(case)))
-            except KlammError:
-                pass
+                        errors = [*use(log, self.written, told, random.Random(str(case)))]
+                for error in errors:
+                    if error is not None:
+                        check_names(error, root, case)
+            except KlammError as error:
+                check_names(error, root, case)
         nothing_is_lost(root, self.files, case)
 
 

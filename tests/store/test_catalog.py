@@ -6,7 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -412,6 +412,24 @@ def test_a_flipped_bit_is_an_error_or_hides_a_topic_but_never_changes_one(tmp_pa
         (tmp_path / "klamm.db").write_bytes(data)
         seen = look(tmp_path)
         assert seen is None or set(seen) <= set(topics)
+
+
+def test_a_topic_that_an_index_lacks_is_damage_and_its_name_is_not_given_again(tmp_path: Path) -> None:
+    """Its name is in the row and in two indexes; one of these is damaged at a time."""
+    whole = small_database(tmp_path)
+    name, hidden = b"topic-4", 0
+    for at in [at for at in range(len(whole)) if whole[at : at + len(name)] == name]:
+        data = bytearray(whole)
+        data[at + len(name) - 1] ^= 8
+        (tmp_path / "klamm.db").write_bytes(data)
+        with closing(Catalog(str(tmp_path / "klamm.db"), nullcontext)) as catalog:
+            found: object = None
+            with suppress(NotAStore):
+                found = catalog.topic("topic-4")
+            with pytest.raises((TopicExists, NotAStore)) if data.count(name) > 1 else nullcontext():
+                catalog.create_topic("topic-4", 1, {}, nothing)
+            hidden += found is None
+    assert hidden
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.soak)])

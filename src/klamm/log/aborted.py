@@ -37,6 +37,7 @@ __all__ = [
     "count_below",
     "find_lost",
     "holds",
+    "is_complete",
     "is_whole",
     "load",
     "load_from",
@@ -91,6 +92,14 @@ def is_whole(directory: str, base: int) -> bool:
             and all(_is_good(piece[at : at + ENTRY_SIZE]) for at in range(0, len(piece), ENTRY_SIZE))
             for piece in files.pieces(segment.path_of(directory, base, SUFFIX))
         )
+    return True
+
+
+def is_complete(directory: str, base: int, count: int) -> bool:
+    """Return whether a segment's file has at least one entry, and no others than the `count` valid ones."""
+    with suppress(FileNotFoundError):
+        size = os.stat(segment.path_of(directory, base, SUFFIX)).st_size
+        return size > 0 and (size == count * ENTRY_SIZE or is_whole(directory, base))
     return True
 
 

@@ -169,13 +169,17 @@ def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list
     none.
 
     `entries` has the existing ones, of segments from `first` on. The slot has the latest file, and `known` lists the
-    files before the recovery point: without it, any may be missing.
+    files before the recovery point: without it, any may be missing. Between the two, files are whole, and not empty.
     """
     if known is None and log.recovery_point[0] >= 0 and log.producers_seq > 0:
         return point.path_of(log.directory)
     listed = [(*log.aborted_file, 1 << 63), *(known.listed_aborted if known is not None else ())]
     later = [each for each in listed if each[0] >= first]
-    return next(iter(aborted.find_lost(log.directory, later, lambda base: entries.get(base, ()))), None)
+    lost = aborted.find_lost(log.directory, later, lambda base: entries.get(base, ()))
+    for base in sorted(entries)[:-1]:
+        if not aborted.is_complete(log.directory, base, len(entries[base])):
+            lost.append(segment.path_of(log.directory, base, aborted.SUFFIX))
+    return lost[0] if lost else None
 
 
 def restore_lost_aborted(partition: Partition, base: int) -> None:

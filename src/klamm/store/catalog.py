@@ -500,8 +500,11 @@ class Catalog:
         slots = execute("SELECT number, slot FROM partitions WHERE topic_id = ?", (row[0],)).fetchall()
         return self.parse_topic(row, slots, self.read_settings(execute))
 
-    def _unknown(self, name: str) -> UnknownTopic:
-        known = [row[0] for row in self.database.read("SELECT name FROM topics") if isinstance(row[0], str)]
+    def _unknown(self, name: str) -> UnknownTopic | NotAStore:
+        rows = self.database.read("SELECT name, crc FROM topics")  # with a column that no index has: from the table
+        known = [row[0] for row in rows if isinstance(row[0], str)]
+        if name in known:  # SQLite has no checksums
+            return NotAStore(f"{self.path}: is damaged: an index lacks topic {name!r}", hint=REBUILD)
         near = nearest(str(name), known)
         return UnknownTopic(
             f"Topic {name!r} does not exist",
@@ -510,7 +513,9 @@ class Catalog:
         )
 
     def _check_name_is_free(self, execute: Execute, name: str) -> None:
-        taken = execute("SELECT name FROM topics WHERE replace(name, '.', '_') = ?", (collision_key(name),)).fetchone()
+        # In the table: an index may be damaged, and this query can use none.
+        query = "SELECT name, crc FROM topics WHERE replace(name || '', '.', '_') = ?"
+        taken = execute(query, (collision_key(name),)).fetchone()
         if taken is not None and taken[0] == name:
             raise TopicExists(
                 f"Topic {name!r} already exists.", hint="exist_ok=True leaves it as it is", code="topic_exists"
