@@ -174,7 +174,8 @@ def test_groups_of_a_server_that_does_not_respond_are_not_left_out(
         partial.set_result(SimpleNamespace(valid=[], errors=listings.pop()))
         return partial
 
-    monkeypatch.setattr(scene.admin, "_client", SimpleNamespace(list_consumer_groups=list_groups))
+    replaced = SimpleNamespace(list_consumer_groups=list_groups, list_topics=client.list_topics)
+    monkeypatch.setattr(scene.admin, "_client", replaced)
     assert scene.group in scene.admin.group_names()
 
 
@@ -296,3 +297,26 @@ def test_what_was_removed_under_a_reader_is_an_error(scene: Scene, klamm_broker:
             pytest.raises(StoreError, match="TOPIC_AUTHORIZATION_FAILED"),
         ):
             reader.read(1 << 20)
+
+
+def test_another_controller_is_learned_of_before_it_is_asked_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka waits for the controller that it knows, and asks for all topics by itself only once in minutes."""
+    client: Any = scene.admin._client
+    asked: list[str] = []
+
+    def alter(things: Any, **options: Any) -> Any:
+        asked.append("alter")
+        if asked.count("alter") == 1:
+            raise KafkaException(kafka_error("_TIMED_OUT"))
+        return client.incremental_alter_configs(things, **options)
+
+    def list_topics(**options: Any) -> Any:
+        asked.append("list")
+        return client.list_topics(**options)
+
+    replaced = SimpleNamespace(incremental_alter_configs=alter, list_topics=list_topics)
+    monkeypatch.setattr(scene.admin, "_client", replaced)
+    scene.admin.alter(scene.topic, {"retention.ms": "1"}, [])
+    assert asked == ["alter", "list", "alter"]

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from klamm.batch import BAD_RAISE, BAD_SKIP, RECORDS, Record
+from klamm.batch import BAD_RAISE, BAD_SKIP, RECORDS, Headers, Record
 from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVersions, position_is_gone
 from klamm.client.consume.record_format import converted
 from klamm.client.subscription import open_partitions
@@ -44,6 +44,7 @@ _AT_ONCE = 1_000  # messages
 _MAX_HELD = 20_000  # records that were received and not returned; then librdkafka holds the others
 _SLICE_S = 0.02  # of a wait: how soon an interrupt is seen
 _SILENCE_S = 30.0  # a cluster that has records and sends none for so long does not answer
+_NO_HEADERS = Headers()
 _log = logging.getLogger("klamm")
 
 
@@ -204,13 +205,15 @@ class ClusterEngine:
         with translated(self._core.path):
             messages = receive(self._consumer, _AT_ONCE, wait_s)
         cursors = self._cursors
+        name, cursor = TopicPartition("", -1), None
         for message in messages:
-            topic = message.topic()
-            if topic is None:
-                _log.debug("%s: %s", self._core.path, message.error())
-                continue
-            name = TopicPartition(topic, message.partition())
-            cursor = cursors.get(name)
+            topic, number = message.topic(), message.partition()
+            if number != name.partition or topic != name.topic:  # most are of the partition of the one before
+                if topic is None:
+                    _log.debug("%s: %s", self._core.path, message.error())
+                    continue
+                name = TopicPartition(topic, number)
+                cursor = cursors.get(name)
             if cursor is None or cursor.is_stale:
                 continue
             offset = message.offset()
@@ -224,13 +227,13 @@ class ClusterEngine:
                     cursor.has_turn = True
                 cursor.chunk.append(
                     Record(
-                        topic,
-                        name.partition,
+                        name.topic,
+                        number,
                         offset,
                         message.timestamp()[1],
                         message.key(),
                         message.value(),
-                        message.headers() or (),
+                        message.headers() or _NO_HEADERS,
                         -1 if epoch is None else epoch,
                     )
                 )

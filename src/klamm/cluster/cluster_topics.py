@@ -10,7 +10,7 @@ from typing import Any
 
 from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.own_changes import SPREAD_S, OwnChanges, Seen
-from klamm.errors import InvalidSetting, InvalidTopic, KlammError, UnknownTopic
+from klamm.errors import InvalidSetting, InvalidTopic, KlammError, TopicExists, UnknownTopic
 from klamm.store.catalog import Topic
 from klamm.store.names import check_type, nearest, validate
 from klamm.store.settings import SETTINGS, Settings, Value
@@ -168,7 +168,11 @@ class ClusterTopics:
             raise InvalidSetting(
                 f"{factor!r} is invalid", setting=REPLICATION_FACTOR, hint="expected a number of servers"
             )
-        self._admin.create(name, partitions, plain, replication_factor=int(factor), exist_ok=False)
+        try:
+            self._admin.create(name, partitions, plain, replication_factor=int(factor), exist_ok=False)
+        except TopicExists:
+            self._own.found(name)
+            raise
         self._own.created(name, partitions)
         return self.refresh(name)
 

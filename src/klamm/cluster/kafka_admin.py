@@ -33,7 +33,7 @@ _RETRY_S = 0.05
 _MARKER_PAUSE_S = 0.005
 _ASK_S = 5.0  # of one question for all topics
 _COORDINATOR_S = 60.0  # so long another coordinator or controller may take to take over
-_CHANGE_S = 10.0  # of one try; librdkafka waits as long for a controller that was killed
+_ONCE_S = 10.0  # of one question; librdkafka waits as long for a controller that was killed
 
 T = TypeVar("T")
 
@@ -101,11 +101,13 @@ class KafkaAdmin:
         codes: Iterable[str] = AWAY,
         *,
         timeout_s: float = _TIMEOUT_S,
-        each_s: float = _TIMEOUT_S,
-        learn: bool = False,
+        each_s: float = _ONCE_S,
     ) -> T:
         """Ask, and again while that fails by one of these codes. `each_s`: for one question, which may wait for a
-        server that was killed. `learn`: ask for all topics in between.
+        server that was killed.
+
+        librdkafka asks the leader, coordinator or controller that it knows, and learns of others when it asks for all
+        topics. So that is done in between.
         """
         deadline = time.monotonic() + timeout_s
         spread_until = time.monotonic() + SPREAD_S
@@ -122,9 +124,8 @@ class KafkaAdmin:
                     if time.monotonic() > deadline:
                         raise
                 time.sleep(_RETRY_S)
-                if learn:
-                    with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
-                        self._client.list_topics(timeout=_ASK_S)
+                with suppress(self._kafka.KafkaException):  # no server responds: the next question says so
+                    self._client.list_topics(timeout=min(each_s, _ASK_S))
 
     def _changed(self, name: str, change: Callable[[float], object], made: str) -> None:
         """Make a change by the controller or a coordinator. `made`: the error of one that was made before."""
@@ -139,15 +140,11 @@ class KafkaAdmin:
                 if tries == 1 or name_of(error) != made:
                     raise
 
-        self._asked(name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_CHANGE_S, learn=True)
+        self._asked(name, ask, TRANSIENT, timeout_s=_COORDINATOR_S)
 
     def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
-        """Ask leaders something, and again while others are elected.
-
-        librdkafka sends such a question to the leader that it knows, with the epoch that it knows, and learns of others
-        when it asks for all topics.
-        """
-        return self._asked(self.name, ask, (*ELECTING, *SPREADING), timeout_s=timeout_s, learn=True)
+        """Ask leaders something, and again while others are elected."""
+        return self._asked(self.name, ask, (*ELECTING, *SPREADING), timeout_s=timeout_s)
 
     def _coordinated(self, group: str, ask: Callable[[float], T], codes: Iterable[str] = TRANSIENT) -> T:
         """Ask the coordinator of a group something, and again while another takes over."""

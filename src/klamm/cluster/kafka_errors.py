@@ -59,6 +59,7 @@ SPREADING = ("UNKNOWN_TOPIC_OR_PART",)
 """
 ELECTING = (
     *AWAY,
+    "_NOENT",  # of librdkafka: no partition has a leader now
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
     "REPLICA_NOT_AVAILABLE",

@@ -54,6 +54,12 @@ class OwnChanges:
             change.is_created, change.partitions = True, partitions
             self._gone.pop(name, None)
 
+    def found(self, name: str) -> None:
+        """Remember that a topic is there, which others have created."""
+        with self._mutex:
+            self._extended(name).is_created = True
+            self._gone.pop(name, None)
+
     def grown(self, name: str, partitions: int) -> None:
         """Remember that a topic has more partitions."""
         with self._mutex:
