@@ -33,8 +33,14 @@ MUTANTS = [
     Mutant(
         "attempts that were not chosen stay open after the decision",
         "store/joint_decision.py JNT2",
-        ((JOINT_DECISION, "if row is not None and row.is_ongoing:", "if row is None:"),),
+        ((JOINT_DECISION, "elif row is not None and (done := step", "elif row is None and (done := step"),),
         (f"{JOINT_TESTS}::test_what_is_not_named_is_aborted_and_its_producer_fenced",),
+    ),
+    Mutant(
+        "an attempt that has not written yet is not fenced",
+        "store/joint_decision.py JNT2",
+        ((JOINT_DECISION, "Fence(with_empty=True)", "Fence()"),),
+        (f"{JOINT_TESTS}::test_an_attempt_that_has_not_written_yet_is_fenced_too",),
     ),
     Mutant(
         "a driver whose response was lost commits again",

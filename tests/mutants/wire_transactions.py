@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "what was decided may be undone",
         "store/transaction_state.py TXN1",
-        ((STATE, "if row.is_ongoing else Step(Outcome.INVALID, row)", "if True else Step(Outcome.INVALID, row)"),),
+        ((STATE, "row.is_ongoing or (event.with_empty", "True or (event.with_empty"),),
         ("tests/store/test_transaction_state.py",),
     ),
     Mutant(

@@ -1,4 +1,6 @@
-"""Executors, Python workers and drivers of a cluster, killed at random moments, with speculation: each record once."""
+"""Executors, Python workers and drivers of a cluster, and the server, killed at random moments, with speculation: each
+record once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ import pytest
 import klamm
 import klamm.spark
 from tests.crash.cases import seed_of
+from tests.serving import restartable
 from tests.spark.forks import NAME as FORKS
 from tests.spark.processes import Cluster, driver, standalone, wait_for
 
@@ -27,6 +30,7 @@ COUNT = 12_000
 ROUNDS = 8
 WORKER = "pyspark.daemon"
 EXECUTOR = "CoarseGrainedExecutorBackend"
+SERVER = "server"
 
 
 def values(store: klamm.Store, topic: str) -> dict[int, list[bytes]]:
@@ -39,7 +43,12 @@ def values(store: klamm.Store, topic: str) -> dict[int, list[bytes]]:
 
 
 def _run_and_kill(
-    cluster: Cluster, arguments: tuple[object, ...], dice: random.Random, kills: dict[str, int], out: Callable[[], int]
+    cluster: Cluster,
+    server: Any,
+    arguments: tuple[object, ...],
+    dice: random.Random,
+    kills: dict[str, int],
+    out: Callable[[], int],
 ) -> None:
     """Start a driver, kill what works for it again and again, and then the driver."""
     before = out()
@@ -51,8 +60,12 @@ def _run_and_kill(
                 return  # it is done
             except subprocess.TimeoutExpired:
                 pass
-            kind = dice.choice([EXECUTOR, WORKER, WORKER])
-            if victims := cluster.processes(kind):
+            kind = dice.choice([EXECUTOR, WORKER, WORKER, *([SERVER] if server is not None else ())])
+            if kind == SERVER:
+                server.kill()
+                server.begin()
+                kills[kind] += 1
+            elif victims := cluster.processes(kind):
                 os.kill(dice.choice(victims), signal.SIGKILL)
                 kills[kind] += 1
         time.sleep(dice.random())
@@ -63,15 +76,16 @@ def _run_and_kill(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("at", ["directory", "server"])
 def test_a_cluster_whose_processes_are_killed_delivers_every_record_once(
-    spark: Any, store: klamm.Store, tmp_path: Path, at: str
+    spark: Any, path: Path, tmp_path: Path, at: str
 ) -> None:
     """At a server, tasks write at the same time, so only the records of one task are in order."""
-    with nullcontext() if at == "directory" else klamm.server(store) as address:
-        _kill_a_cluster(spark, store, tmp_path, store.path if address is None else f"klamm://{address}")
+    with klamm.open(path) as store, nullcontext() if at == "directory" else restartable(path) as server:
+        _kill_a_cluster(spark, store, tmp_path, server)
 
 
-def _kill_a_cluster(spark: Any, store: klamm.Store, tmp_path: Path, where: str) -> None:
-    is_ordered = where == store.path
+def _kill_a_cluster(spark: Any, store: klamm.Store, tmp_path: Path, server: Any) -> None:
+    """`server`: at which the store is written to and read; None: its directory."""
+    is_ordered, where = server is None, store.path if server is None else f"klamm://{server.address}"
     dice = random.Random(seed_of())
     store.topics.create("in", 2)
     store.topics.create("out", 2)
@@ -82,7 +96,7 @@ def _kill_a_cluster(spark: Any, store: klamm.Store, tmp_path: Path, where: str) 
     attempts = tmp_path / "attempts"
     attempts.mkdir()
     checkpoint = tmp_path / "checkpoint"
-    kills = {EXECUTOR: 0, WORKER: 0, "driver": 0}
+    kills = {EXECUTOR: 0, WORKER: 0, "driver": 0} | ({} if server is None else {SERVER: 0})
 
     def out() -> int:
         return sum(each.end for each in store.topics.describe("out").partitions)
@@ -94,7 +108,7 @@ def _kill_a_cluster(spark: Any, store: klamm.Store, tmp_path: Path, where: str) 
             with driver(DRIVER, *arguments) as process:  # without a kill: speculation alone
                 wait_for(lambda: any(each.name.endswith(".1") for each in attempts.iterdir()) and out() > 400, process)
             for _ in range(ROUNDS):
-                _run_and_kill(cluster, arguments, dice, kills, out)
+                _run_and_kill(cluster, server, arguments, dice, kills, out)
                 for key, found in values(store, "out").items():
                     seen = found if is_ordered else sorted(found, key=int)
                     assert seen == [b"%d" % n for n in range(len(found))], key

@@ -179,6 +179,23 @@ def test_a_server_that_is_not_there_is_tried_and_then_one_sentence(monkeypatch: 
             Client(ServerAddress.parse({"server": f"127.0.0.1:{deaf.getsockname()[1]}"})).topics()
 
 
+def test_a_response_that_is_no_response_is_an_error_and_its_connection_is_not_used_again(store: klamm.Store) -> None:
+    store.topics.create("orders", 2)
+    with klamm.server(store) as address:
+        client = Client(ServerAddress.parse({"server": address}))
+        client.topics()
+        (broken,) = client._connections.values()
+        ours, theirs = socket.socketpair()
+        broken._socket.close()
+        broken._socket = ours
+        theirs.sendall((-1).to_bytes(4, signed=True))
+        with pytest.raises(StoreError, match="the response is malformed: "):
+            client.topics()
+        theirs.close()
+        assert list(client.topics()) == ["orders"] and broken not in client._connections.values()
+        client.close()
+
+
 def test_the_second_address_serves_if_the_first_is_not_there(store: klamm.Store) -> None:
     store.topics.create("orders", 2)
     with klamm.server(store) as address:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,9 @@ import klamm
 from klamm.batch import Builder
 from klamm.errors import BatchConflict, Fenced, InvalidSetting, KlammError, StoreError, UnknownTopic, Unsupported
 from klamm.kafka.apis import TABLE
+from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.settings import STANDARD_AUTHORIZER
+from klamm.kafka.transaction_coordinator import TransactionCoordinator
 from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark.batches import BatchId
 from klamm.spark.options import ReadOptions
@@ -32,6 +35,7 @@ from klamm.spark.staged_batches import TaskCommit
 from klamm.spark.staged_files import StagedName
 from klamm.store.acl import Acl, Operation, PatternType, Permission, ResourceType
 from klamm.store.acls import Acls
+from klamm.store.joint_decision import Decision
 from klamm.store.users import Users
 from tests.crash.cases import seed_of
 from tests.kafka.connect import served
@@ -169,6 +173,34 @@ def test_a_task_that_fails_aborts_and_a_job_that_fails_leaves_nothing(store: kla
         discard(client_of(ServerAddress.parse({"server": address})), job)
     assert not is_open(store) and contents(store) == []
     assert server_names(store) == [], "the ids of a job that is over are forgotten"
+
+
+def test_what_a_job_leaves_is_aborted_though_its_connection_was_closed_or_the_server_is_busy(
+    store: klamm.Store, address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else readers wait behind it until it times out."""
+    plan = plan_of(address)
+    client = client_of(ServerAddress.parse({"server": address}))
+    write(plan, [b"x"])
+    client.knows(DECIDE_TRANSACTIONS)
+    for connection in client._connections.values():
+        connection._socket.shutdown(socket.SHUT_RDWR)  # as a server does with one that is idle for long
+    discard(client, SCOPE)
+    assert not is_open(store)
+
+    def decide(self: TransactionCoordinator, decision: Decision) -> Any:
+        answers = codes.pop(0) if codes else ErrorCode.NONE
+        return (answers, None) if answers else original(self, decision)
+
+    original = TransactionCoordinator.decide
+    monkeypatch.setattr(TransactionCoordinator, "decide", decide)
+    write(plan, [b"x"])
+    codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    discard(client, SCOPE)
+    assert not codes and not is_open(store) and not caplog.records
+    codes = [ErrorCode.INVALID_TXN_STATE]
+    discard(client, SCOPE)
+    assert "could not be aborted, and will time out: " in caplog.text
 
 
 def test_a_task_without_rows_has_no_transaction(store: klamm.Store, address: str) -> None:

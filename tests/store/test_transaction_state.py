@@ -56,7 +56,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Add, CLIENTS, PARTITIONS, st.frozensets(st.just("g"))),
     st.builds(CommitOffsets, CLIENTS, st.just("g"), st.booleans()),
     st.builds(End, CLIENTS, st.booleans(), st.booleans(), st.none() | PARTITIONS, FRESH),
-    st.just(Fence()),
+    st.builds(Fence, st.booleans()),
     st.builds(Resolve, st.booleans()),
     st.builds(Marked, st.booleans()),
 )

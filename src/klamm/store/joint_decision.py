@@ -8,11 +8,12 @@ a job begin with its scope, `<writer>/…/`. In one SQLite transaction, which is
   2  every transaction that is named is ongoing, in the epoch that is named: else nothing is done
   3  they are decided, as by EndTxn, and the number is recorded
   4  every other transaction of the scope that is ongoing is aborted, and its producer fenced: what was left by attempts
-     that failed, and by those that were too slow
+     that failed, and by those that were too slow. A producer that has its id and has not written yet is fenced, too
 
 Promises
   JNT1  The transactions that are named have the same end, and the number is recorded if and only if they are committed.
-  JNT2  After the decision no other transaction of the scope that began before it can be committed.
+  JNT2  After the decision no other transaction of the scope that began before it can be committed, and no producer that
+        was initialised before it can begin one.
   JNT3  A decision that comes again because its response was lost changes nothing: with a number, the number tells;
         without, it has the same response as long as the transactional ids are remembered (TXN3).
 """
@@ -112,13 +113,13 @@ def decide(
         if name in decision.producers:
             continue
         before, row = _find(execute, name, marked)
-        if row is not None and row.is_ongoing:
-            steps.append((before, row, step(row, Fence(), now)))
-        elif row is not None and row.is_over and decision.forgets:
+        if row is not None and row.is_over and decision.forgets:
             assert before is not None
             table.forget(execute, [before.key])
             table.forget_name(execute, name, row.producer_id)
             forgotten.append(name)
+        elif row is not None and (done := step(row, Fence(with_empty=True), now)).outcome is Outcome.OK:
+            steps.append((before, row, done))
     for before, _, done in steps:
         if done.row != before:
             table.write(execute, before, done)

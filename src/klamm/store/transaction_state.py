@@ -188,7 +188,9 @@ class HandOver(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A person, or the next owner of its name, aborts it."""
+    """A person, or the next owner of its name, aborts it. `with_empty`: also before its producer has begun."""
+
+    with_empty: bool = False
 
 
 class Resolve(NamedTuple):
@@ -239,7 +241,8 @@ def step(row: Row | None, event: Event, now: Now) -> Step:
             wrong = _check_client(row, event.client) or (None if row.is_ongoing else Outcome.INVALID)
             return Step(wrong, row) if wrong else Step(Outcome.OK, row._replace(owner=COORDINATOR))
         case Fence():
-            return Step(Outcome.OK, _fenced(row)) if row.is_ongoing else Step(Outcome.INVALID, row)
+            is_due = row.is_ongoing or (event.with_empty and row.state == EMPTY)
+            return Step(Outcome.OK, _fenced(row)) if is_due else Step(Outcome.INVALID, row)
         case Resolve():
             abandoned = row.owner == PROCESS and not event.is_held
             is_due = row.is_ongoing and (abandoned or row.is_late(now))

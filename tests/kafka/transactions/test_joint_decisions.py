@@ -78,6 +78,25 @@ def test_what_is_not_named_is_aborted_and_its_producer_fenced(
     assert seen(store, 0, 1, 2) == [[b"of 0"], [], [b"of another job"]]
 
 
+def test_an_attempt_that_has_not_written_yet_is_fenced_too(
+    store: klamm.Store, coordinator: TransactionCoordinator
+) -> None:
+    (winner,) = tasks(store, coordinator, 0)
+    slow, other = (Client(store, coordinator, name, bumps=True) for name in (f"{SCOPE}0-1", "query q2/t/0-0"))
+    assert slow.init() is NONE and other.init() is NONE
+    assert coordinator.decide(decision(winner))[0] is NONE
+    assert slow.send(1, value=b"late") is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert not stands_open(log_of(store, 1)), "readers would wait behind it until it times out"
+    before = coordinator.row(slow.name)
+    assert coordinator.decide(decision(commit=False))[0] is NONE
+    assert coordinator.row(slow.name) == before, "once is enough"
+    assert slow.init() is NONE and slow.send(1, value=b"of the next batch") is NONE
+    assert coordinator.decide(decision(slow))[0] is NONE
+    assert other.send(2, value=b"of another job") is NONE and other.end(commit=True) is NONE
+    assert seen(store, 0, 1, 2) == [[b"of 0"], [b"of the next batch"], [b"of another job"]]
+    assert klamm.check(store.path).ok
+
+
 def test_nothing_is_decided_if_one_of_them_is_over(store: klamm.Store, coordinator: TransactionCoordinator) -> None:
     clients = tasks(store, coordinator, 0, 1, 2)
     again = Client(store, coordinator, clients[1].name, bumps=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -39,6 +40,31 @@ def test_a_commit_that_a_power_cut_has_left_without_its_end_is_made_again(
     fill(store, 20, 10)
     archive(None, store.path, "orders", out)
     assert table_rows(out, "delta") == topic_rows(store, "orders")
+
+
+@pytest.mark.parametrize("left", [None, 0.5, 1.0])
+def test_a_merge_whose_file_a_power_cut_has_taken_is_undone_and_made_again(
+    store: klamm.Store, tmp_path: Path, left: float | None
+) -> None:
+    store.topics.create("orders", 2, {"retention.ms": -1})
+    out = tmp_path / "out"
+    for number in range(8):
+        fill(store, number % 2, 1)
+    archive(None, store.path, "orders", out, format="delta", max_offsets=1)
+    actions = [json.loads(line) for line in (out / LOG / commits(out)[-1]).read_text().splitlines()]
+    (merged,) = [out / each["add"]["path"] for each in actions if "add" in each]
+    assert len([each for each in actions if "remove" in each]) == 8
+    size = merged.stat().st_size
+    if left is None:
+        merged.unlink()
+    elif left < 1:
+        os.truncate(merged, int(size * left))
+    else:
+        merged.write_bytes(bytes(size))  # its length is there, and no byte of it
+    fill(store, 0, 1)
+    archive(None, store.path, "orders", out)
+    assert table_rows(out, "delta") == topic_rows(store, "orders")
+    assert len(deltalake.DeltaTable(out).file_uris()) == 1, "merged again"
 
 
 def test_a_log_gets_checkpoints_and_all_of_it_is_synced_and_a_broken_one_is_named(

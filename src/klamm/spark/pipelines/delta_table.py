@@ -3,7 +3,9 @@
     _delta_log/<version>.json    a commit: the files of a micro-batch, and (txnAppId, txnVersion) of the change
 
 A commit has the number of the change (archive_table.py, TBL1 to TBL3) as txnVersion. Small files are merged by Delta's
-own OPTIMIZE, which leaves the old ones for readers of older versions; VACUUM removes them.
+own OPTIMIZE, which leaves the old ones for readers of older versions; VACUUM removes them. The package syncs nothing,
+so a power cut may leave the commit of an OPTIMIZE and not its files: such a last commit is removed, and the old files
+are the table's again.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 from klamm.disk import files
 from klamm.errors import KlammError, NotInstalled
@@ -72,18 +75,28 @@ class DeltaTable(ArchiveTable):
         files.sync_directory(self._directory)
 
     def _remove_torn(self) -> None:
-        """Remove a last commit that a power cut has left without its end: its change is committed again."""
+        """Remove a last commit that a power cut has left without its end, or an OPTIMIZE without its files.
+
+        A change is committed again, and small files are merged again.
+        """
         log = f"{self._directory}/{LOG}"
         commits = [name for name in os.listdir(log) if _COMMIT.fullmatch(name)] if os.path.isdir(log) else []
         path = f"{log}/{max(commits, default='')}"
         try:
-            lines = files.read(path).splitlines() if commits else [b"{}"]
-            if lines and all(isinstance(json.loads(each), dict) for each in lines):
+            lines = [json.loads(each) for each in files.read(path).splitlines()] if commits else [{}]
+            if lines and all(isinstance(each, dict) for each in lines) and self._has_files(lines):
                 return
         except ValueError:
             pass
         _log.warning("%s: not whole, after a power cut: removed", path)
         files.remove(path)
+
+    def _has_files(self, actions: Sequence[Mapping[str, Any]]) -> bool:
+        """Return False if it is an OPTIMIZE whose files are not whole. Those of a change are synced before it."""
+        if not any(each.get("commitInfo", {}).get("operation") == "OPTIMIZE" for each in actions):
+            return True
+        added = [each["add"] for each in actions if "add" in each]
+        return all(_is_whole(f"{self._directory}/{unquote(each['path'])}", each["size"]) for each in added)
 
     def files(self) -> list[TableFile]:
         """Return the files of the table as it is now."""
@@ -103,7 +116,11 @@ class DeltaTable(ArchiveTable):
                     small[file.day] = small.get(file.day, 0) + 1
             merged = 0
             for day in [day for day, count in small.items() if count >= many]:
-                metrics = table.optimize.compact(partition_filters=[("date", "=", day)], target_size=file_bytes)
+                metrics = table.optimize.compact(
+                    partition_filters=[("date", "=", day)],
+                    target_size=file_bytes,
+                    post_commithook_properties=self._no_hooks(),  # a checkpoint would have what is not synced yet
+                )
                 merged += int(metrics["numFilesRemoved"])
                 self._sync_new(table, day)
             return merged
@@ -185,6 +202,18 @@ class DeltaTable(ArchiveTable):
             yield
         except self._deltalake.exceptions.DeltaError as error:
             raise KlammError(f"{self._directory}/{LOG}: {error}") from error
+
+
+def _is_whole(path: str, size: int) -> bool:
+    """Return whether a Parquet file has its size and its end."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(path)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return False
+    return os.path.getsize(path) == size
 
 
 def _files_of(table: Any, directory: str) -> Iterator[TableFile]:

@@ -71,9 +71,10 @@ class Client:
 
     # ---- requests
 
-    def patiently(self, attempt: Callable[[], Result]) -> Result:
-        """Call `attempt` until it has a result. Raise Unreachable when it has failed for RETRY_TIMEOUT_S."""
-        deadline_s, pause_s = time.monotonic() + RETRY_TIMEOUT_S, _FIRST_PAUSE_S
+    def patiently(self, attempt: Callable[[], Result], timeout_s: float | None = None) -> Result:
+        """Call `attempt` until it has a result. Raise Unreachable when it has failed so long; None: RETRY_TIMEOUT_S."""
+        timeout_s = RETRY_TIMEOUT_S if timeout_s is None else timeout_s
+        deadline_s, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
         while True:
             try:
                 with self._lock:
@@ -81,7 +82,7 @@ class Client:
             except (ConnectionLost, NotNow) as error:
                 if time.monotonic() > deadline_s:
                     raise Unreachable(
-                        f"{self.address}: {error}: tried for {RETRY_TIMEOUT_S:g} s",
+                        f"{self.address}: {error}: tried for {timeout_s:g} s",
                         hint="check that the server runs, that its advertised address can be reached from here, and"
                         " the option security.protocol",
                     ) from None

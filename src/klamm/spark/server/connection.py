@@ -81,12 +81,10 @@ class Connection:
         number = next(self._numbers)
         try:
             self._socket.sendall(b"".join(request_frame(api, version, number, CLIENT_ID, request)))
-            frame = self._receive()
+            answered, response = read_response(api, version, self._receive())
         except OSError as error:
             self.close()
             raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
-        try:
-            answered, response = read_response(api, version, frame)
         except MalformedMessage as error:
             self.close()
             raise StoreError(f"{self.name}: the response is malformed: {error.message}") from None

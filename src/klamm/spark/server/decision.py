@@ -40,6 +40,8 @@ from klamm.types import TopicId
 __all__ = ["Scope", "check_server", "client_of", "commit", "discard"]
 
 _TRIES = 5
+_DISCARD_TIMEOUT_S = 10.0
+"""Less than for a commit: what could not be aborted times out."""
 _log = logging.getLogger("klamm.spark")
 
 
@@ -127,7 +129,7 @@ def discard(client: Client, scope: Scope) -> None:
         writer=scope.writer, scope=str(scope), committed=False, forgets_ids=scope.is_last
     )
     try:
-        client.ask(DECIDE_TRANSACTIONS, request)
+        client.patiently(partial(_decide, client, request), _DISCARD_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # whatever it is, the server aborts them in time
         _log.warning("%s: what was not committed could not be aborted, and will time out: %s", client.address, error)
 
