@@ -43,12 +43,13 @@ def reads_committed(isolation: object) -> bool:
 class Reader:
     """A reader of one partition. `offset` is the next one to read."""
 
+    _fd = -1  # of the class, too: an interrupt may come before `__init__`, and `__del__` after it
+
     def __init__(self, partition: Partition, offset: int, *, committed: bool = True) -> None:
         self.partition = partition
         self.offset = offset
         self._committed = committed
         self._aborted = AbortedSpans(partition)
-        self._fd = -1
         self._base = -1
         self._file = (-1, -1)  # version of the segments and inode, when it was opened: compaction replaces files
         self._position = 0
