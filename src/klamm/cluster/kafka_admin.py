@@ -32,7 +32,7 @@ _LOOK_S = 0.5  # how soon it is seen that a server refuses a login
 _RETRY_S = 0.05
 _MARKER_PAUSE_S = 0.005
 _ASK_S = 5.0  # of one question for all topics
-_COORDINATOR_S = 60.0  # so long another coordinator or controller may take to take over
+_MOVING_S = 60.0  # so long another leader, coordinator or controller may take to take over
 _ONCE_S = 10.0  # of one question; librdkafka waits as long for a controller that was killed
 
 T = TypeVar("T")
@@ -140,16 +140,16 @@ class KafkaAdmin:
                 if tries == 1 or name_of(error) != made:
                     raise
 
-        self._asked(name, ask, TRANSIENT, timeout_s=_COORDINATOR_S)
+        self._asked(name, ask, TRANSIENT, timeout_s=_MOVING_S)
 
-    def _elected(self, ask: Callable[[float], T], timeout_s: float = _TIMEOUT_S) -> T:
+    def _elected(self, ask: Callable[[float], T], timeout_s: float = _MOVING_S) -> T:
         """Ask leaders something, and again while others are elected."""
         return self._asked(self.name, ask, (*ELECTING, *SPREADING), timeout_s=timeout_s)
 
     def _coordinated(self, group: str, ask: Callable[[float], T], codes: Iterable[str] = TRANSIENT) -> T:
         """Ask the coordinator of a group something, and again while another takes over."""
         name = f"{self.name}: group {group!r}"
-        return self._asked(name, ask, codes, timeout_s=_COORDINATOR_S, each_s=_ASK_S)
+        return self._asked(name, ask, codes, timeout_s=_MOVING_S, each_s=_ASK_S)
 
     # ---- topics
 
@@ -196,7 +196,7 @@ class KafkaAdmin:
         return TopicDescription(name, str(found.topic_id), len(found.partitions), has_leaders)
 
     def ends(
-        self, partitions: Iterable[tuple[str, int]], *, timeout_s: float = _TIMEOUT_S
+        self, partitions: Iterable[tuple[str, int]], *, timeout_s: float = _MOVING_S
     ) -> dict[TopicPartition, Ends]:
         """Return the ends of partitions; again for those whose leader is being elected, and until this store's own
         commits can be read.
@@ -370,7 +370,7 @@ class KafkaAdmin:
                 raise error if isinstance(error, self._kafka.KafkaException) else self._kafka.KafkaException(error)
             return listed.valid
 
-        valid = self._asked(self.name, ask, TRANSIENT, timeout_s=_COORDINATOR_S, each_s=_ASK_S)
+        valid = self._asked(self.name, ask, TRANSIENT, timeout_s=_MOVING_S, each_s=_ASK_S)
         return sorted(group.group_id for group in valid)
 
     def groups(self, partitions: Iterable[TopicPartition]) -> dict[str, dict[TopicPartition, int]]:
