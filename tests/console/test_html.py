@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from klamm.console import text
@@ -36,6 +36,7 @@ def parsed(html: str) -> Tags:
 
 
 @given(st.text(), st.text())
+@example("<b>bold</b>", '"><b>')
 def test_text_is_never_markup(child: str, attribute: str) -> None:
     tags = parsed(el("p", child, title=attribute))
     assert tags.tags == ["p"] and tags.attributes == ["title"]

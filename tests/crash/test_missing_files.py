@@ -358,6 +358,16 @@ def test_a_log_without_segment_and_recovery_point_goes_on_where_its_head_says(st
             assert store.append("late", b"newer") == 1, boot
 
 
+def test_a_log_without_its_recovery_point_and_a_segment_is_not_taken_for_whole(stages: Stages, scratch: Path) -> None:
+    cases = []
+    for topic in ("plain", "keyed", "written"):
+        files = sorted(file for file in files_of(stages.final) if f"/{topic}-" in file)
+        (recovery,) = (file for file in files if file.endswith("/recovery"))
+        first, *_, last = (file for file in files if file.endswith(".log"))
+        cases += [Case((file, recovery), "removed", boot) for file in (first, last) for boot in ("same", "other")]
+    run_cases(cases, lambda case, worker: check(case, stages, scratch / str(worker)))
+
+
 @pytest.mark.soak
 def test_every_pair_of_files_that_are_removed_is_made_again_or_named(stages: Stages, scratch: Path) -> None:
     run_cases(pairs(stages), lambda case, worker: check(case, stages, scratch / str(worker)))

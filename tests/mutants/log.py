@@ -191,7 +191,7 @@ MUTANTS = [
         "a missing recovery point never was",
         "promise 8",
         ((RECOVERY, "proof.exists and not proof.had_point:", "True:"),),
-        (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+        (f"{MISSING_TESTS}::test_a_log_without_its_recovery_point_and_a_segment_is_not_taken_for_whole",),
     ),
     Mutant(
         "a missing .aborted file never was",
@@ -214,7 +214,10 @@ MUTANTS = [
     Mutant(
         "a table of producers made again knows what a dead writer had not committed",
         "promise 3",
-        ((PRODUCER_RECOVERY, "            if batch.base_offset >= end:\n", "            if False:\n"),),
+        (
+            (PRODUCER_RECOVERY, "            if batch.base_offset >= end:\n", "            if False:\n"),
+            (PRODUCER_RECOVERY, "            if batch.next_offset >= end:\n", "            if False:\n"),
+        ),
         ("tests/log/test_producer_table.py::test_what_a_dead_writer_had_not_committed_is_not_in_a_table_made_again",),
     ),
     Mutant(
