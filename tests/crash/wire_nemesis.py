@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import klamm
+from klamm.console.history import HISTORY_TOPIC
 from klamm.disk import _os
 from klamm.store.groups import OffsetRow
 from tests.crash.diagnosis import members_at
@@ -156,7 +157,8 @@ class WireNemesis(Nemesis):
     def _end(self) -> None:
         with klamm.open(self.store) as store:
             store.maintain()
-            ends = {topic: [each.end for each in store.topics.describe(topic).partitions] for topic in store.topics}
+            ours = [topic for topic in store.topics if topic != HISTORY_TOPIC]
+            ends = {topic: [each.end for each in store.topics.describe(topic).partitions] for topic in ours}
         child = self._fork(lambda: read_everything_by_wire(self.directory, self._port, ends))
         self._wait(lambda: not child.running, "the final reader of the wire ends")
         if elsewhere := child.answer():

@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(
         "a second thread that closes a consumer does not wait for the first one",
         "client/consume/session.py: close",
-        ((SESSION, "timeout=0 if self._is_waited_for() else TURN_S", "timeout=0"),),
+        ((SESSION, "self._closing, 0 if self._is_waited_for() else TURN_S", "self._closing, 0"),),
         (f"{CLOSING_TESTS}::test_a_second_thread_that_closes_a_consumer_returns_when_it_is_closed",),
     ),
     Mutant(
