@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 
 import klamm
+from klamm.console import child
 from klamm.console.app import ACTIONS, PAGES
 from klamm.console.options import ConsoleOptions
 from klamm.console.passwords import has_users, is_password
@@ -247,6 +248,7 @@ def test_what_others_can_read_on_the_network_is_warned_of(
             each.close()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(child, "_is_ending", threading.Event())  # a process has one console, and this one ends
     run_console(store, "events", ConsoleOptions(host=host, port=0, **options), print)
     assert (f"no encryption, so everyone on the way can read {read}" in caplog.text) is bool(read)
 
