@@ -270,9 +270,8 @@ class Driver:
         )
         names = ""
         if self.coordinator is not None:
-            names = " ".join(
-                f"{row.name}={row.producer_id}.{row.next_epoch}{_short(row.state)}" for row in self.coordinator.rows()
-            )
+            known = sorted(self.coordinator.rows(), key=lambda row: row.name or "")  # which come in any order
+            names = " ".join(f"{row.name}={row.producer_id}.{row.next_epoch}{_short(row.state)}" for row in known)
         logs = [log_of(self.store, number) for number in range(PARTITIONS)]
         ends = " ".join(f"{len(markers(log))}{'+' if stands_open(log) else ''}" for log in logs)
         return f"{rows}|{names}|{offset_of(self.store, 'g') or ''}|{ends}"

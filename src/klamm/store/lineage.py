@@ -62,9 +62,9 @@ class LineageTable:
     @property
     def retention_ms(self) -> int:
         """0: lineage is off. Read again when anything in the catalog has changed."""
-        changes = self._core.heads.changes
-        if changes != self._setting[0]:
-            self._setting = changes, self._core.catalog.settings().lineage_retention_ms
+        version = self._core.heads.catalog_version
+        if version != self._setting[0]:
+            self._setting = version, self._core.catalog.settings().lineage_retention_ms
         return self._setting[1]
 
     def outputs(self, producer_id: int, partitions: Iterable[tuple[PartitionKey, Partition]]) -> list[Output]:
