@@ -259,8 +259,18 @@ def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
         finally:
             await consumer.stop()
 
+    async def run() -> str:
+        try:
+            return await exchange()
+        finally:  # of a login that failed, it leaves connections to the garbage collector
+            loop: Any = asyncio.get_running_loop()
+            while left := [each for each in loop._transports.values() if each._sock is not None]:
+                for transport in left:
+                    transport.abort()
+                await asyncio.sleep(0.001)
+
     with _Lines("aiokafka") as lines:
-        return asyncio.run(exchange())
+        return asyncio.run(run())
 
 
 def _java(run_tool: Callable[..., Ran], address: str, login: Login, topic: str, where: Path) -> str:
