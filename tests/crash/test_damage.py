@@ -320,6 +320,13 @@ def test_damage_to_heads_is_an_error_or_harmless(scratch: Path) -> None:
     run_cases(cases_of(one.files, ["heads"], random.Random(seed_of()), Shares(0.2, 0.05, 0.1)), one.run)
 
 
+def test_damage_to_the_flags_of_a_head_is_an_error_or_harmless(scratch: Path) -> None:
+    """No mark that a flipped bit makes is taken for a deletion, or for a store that is opened for reading only."""
+    one = OneStore(scratch)
+    flags = head.SLOT_BYTES + 8  # of slot 1
+    run_cases([Case("heads", "flip", flags, bit, boot) for bit in range(8) for boot in ("same", "other")], one.run)
+
+
 def test_damage_to_the_catalog_is_an_error_or_harmless(scratch: Path) -> None:
     one = OneStore(scratch)
     run_cases(cases_of(one.files, ["klamm.db"], random.Random(seed_of()), Shares(0.01, 0.003, 0.05)), one.run)

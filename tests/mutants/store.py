@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "another klamm.db than before is as good",
         "store/catalog.py CAT8",
-        (("src/klamm/store/found_catalog.py", "    if is_in_place:\n", "    if False:\n"),),
+        (("src/klamm/store/found_catalog.py", "(core, database) and is_in_place\n", "(core, database) and False\n"),),
         (OLDER,),
     ),
     Mutant(

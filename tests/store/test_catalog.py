@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -430,6 +431,24 @@ def test_a_topic_that_an_index_lacks_is_damage_and_its_name_is_not_given_again(t
                 catalog.create_topic("topic-4", 1, {}, nothing)
             hidden += found is None
     assert hidden
+
+
+def test_a_topic_that_another_creates_between_the_two_looks_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_database(tmp_path)
+    path = str(tmp_path / "klamm.db")
+    unknown = Catalog._unknown
+    with closing(Catalog(path, nullcontext)) as catalog, closing(Catalog(path, nullcontext)) as another:
+
+        def create_first(self: Catalog, *args: Any) -> UnknownTopic | NotAStore:
+            another.create_topic("orders.dlq", 1, {}, nothing)
+            return unknown(self, *args)
+
+        monkeypatch.setattr(Catalog, "_unknown", create_first)
+        with pytest.raises(UnknownTopic, match=r"'orders\.dlq' does not exist"):
+            catalog.topic("orders.dlq")
+        assert catalog.topic("orders.dlq") == another.topic("orders.dlq")
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.soak)])

@@ -310,7 +310,8 @@ def test_heads_from_a_backup_knows_no_partition_that_came_after_it(path: Path, t
         assert store.check().ok
 
 
-def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_another(path: Path) -> None:
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_another(path: Path, how: str) -> None:
     with klamm.open(path) as store:
         store.topics.create("old", 2)
         store.append("old", b"old", partition=0)
@@ -319,8 +320,11 @@ def test_klamm_db_from_a_backup_does_not_bring_a_topic_back_whose_slot_has_anoth
         store.topics.delete("old")
         store.topics.create("new", 2)
         store.append("new", b"new", partition=0)
-    os.unlink(path / "klamm.db")
-    (path / "klamm.db").write_bytes(before)
+    if how == "in place":
+        (path / "klamm.db").write_bytes(before)
+    else:
+        (path / "put-back").write_bytes(before)  # beside the old one, so its inode is another
+        os.replace(path / "put-back", path / "klamm.db")
     with pytest.raises(KlammError, match="is older than the logs"):
         klamm.open(path)
     assert klamm.check(path, repair=True).ok

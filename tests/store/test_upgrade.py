@@ -268,11 +268,14 @@ def test_processes_of_other_formats_on_one_store_each_get_a_sentence(tmp_path: P
 
     with children() as start:
         assert start(look).answer() == [b"ours", b"ours, too", b"newer", b"newer again"]
-    for path in store.glob("klamm.db*"):
-        path.unlink()
-    with closing(sqlite3.connect(store / "klamm.db")) as connection:
+    with closing(
+        sqlite3.connect(tmp_path / "theirs")
+    ) as connection:  # its inode is another, as klamm.db is still there
         connection.execute("CREATE TABLE theirs (x)")
         connection.commit()
+    for path in store.glob("klamm.db*"):
+        path.unlink()
+    os.replace(tmp_path / "theirs", store / "klamm.db")
     said = ask(b"foreign", 1)
     assert "of another program" in said
     assert (store / "klamm.db").exists()

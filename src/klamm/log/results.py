@@ -24,7 +24,7 @@ from klamm.log.head import SLOT_BYTES, Result
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
 
-__all__ = ["Ended", "error_of", "text_of"]
+__all__ = ["Ended", "error_of", "not_deleted_error", "text_of"]
 
 
 class Ended(LogError):
@@ -36,6 +36,8 @@ def error_of(partition: Partition, result: int) -> KlammError:
     where = f"{partition.topic}/{partition.number}"
     if result == Result.DELETED:
         return UnknownTopic(f"{partition.topic}: the topic was deleted")
+    if result == Result.READ_ONLY and not partition.is_read_only:
+        return ReadOnly(_marked(partition, "read-only"), hint=_NOT_MARKED)
     if result == Result.READ_ONLY or result == -errno.EROFS or (result == -errno.EBADF and partition.is_read_only):
         return ReadOnly(f"{where}: opened for reading only")
     if result in (Result.REPLACED, -errno.ESTALE):
@@ -83,6 +85,24 @@ def error_of(partition: Partition, result: int) -> KlammError:
     if result in (-errno.ENOSPC, -errno.EDQUOT):
         return DiskFull(f"{where}: no space left on the device", hint="nothing was appended; free some space")
     return LogError(f"{where}: cannot append: {text_of(result)}")
+
+
+_NOT_MARKED = "this Klamm did not mark it; close the store in every process, and move `heads` aside: it is made again"
+
+
+def _marked(partition: Partition, mark: str) -> str:
+    where = f"{partition.topic}/{partition.number}"
+    return f"{partition.heads.path}: byte {partition.slot * SLOT_BYTES}: the head of {where} is marked as {mark}"
+
+
+def not_deleted_error(partition: Partition) -> CorruptBatch:
+    """Return the error for a head that is marked as deleted, while klamm.db has its topic."""
+    return CorruptBatch(
+        f"{_marked(partition, 'deleted')}, but klamm.db has the topic",
+        path=partition.heads.path,
+        position=partition.slot * SLOT_BYTES,
+        hint=_NOT_MARKED,
+    )
 
 
 def _moved_error(partition: Partition) -> KlammError:

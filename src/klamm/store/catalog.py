@@ -202,8 +202,8 @@ class Catalog:
         if topic is None:
             with self.database.reading() as execute:
                 topic = self._find(execute, name)
-            if topic is None:
-                raise self._unknown(name)
+                if topic is None:
+                    raise self._unknown(execute, name)
             cache[name] = topic
         return topic
 
@@ -500,8 +500,9 @@ class Catalog:
         slots = execute("SELECT number, slot FROM partitions WHERE topic_id = ?", (row[0],)).fetchall()
         return self.parse_topic(row, slots, self.read_settings(execute))
 
-    def _unknown(self, name: str) -> UnknownTopic | NotAStore:
-        rows = self.database.read("SELECT name, crc FROM topics")  # with a column that no index has: from the table
+    def _unknown(self, execute: Execute, name: str) -> UnknownTopic | NotAStore:
+        """Return the error for a topic that was not found, in the same snapshot: others may create it at any time."""
+        rows = execute("SELECT name, crc FROM topics").fetchall()  # with a column that no index has: from the table
         known = [row[0] for row in rows if isinstance(row[0], str)]
         if name in known:  # SQLite has no checksums
             return NotAStore(f"{self.path}: is damaged: an index lacks topic {name!r}", hint=REBUILD)

@@ -172,7 +172,8 @@ class PartitionCheck:
     def _walk(self, walk: _Walk) -> None:
         at = self.slot * head.SLOT_BYTES
         if self.log.flags & head.DELETED:
-            message = f"{self.topic.name} is marked as deleted, but the catalog has it: delete it again"
+            what = f"{self.topic.name} is marked as deleted, but the catalog has it"
+            message = f"{what}: delete it again, or move `heads` aside: it is made again"
             walk.add(self.heads.path, at, "a topic is deleted whole", message, "")
             return
         self.gaps_below = self._gaps()

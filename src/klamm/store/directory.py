@@ -37,7 +37,7 @@ from klamm.disk.locks import BUSY_TIMEOUT_MS, DB_LOCK, DB_LOCK_QUEUE, LockFile
 from klamm.disk.roots import Root
 from klamm.disk.threads import DaemonThread
 from klamm.errors import Closed, KlammError, NotAStore, ReadOnly, StoreBusy, UnknownTopic
-from klamm.log import head, index_rebuild
+from klamm.log import head, index_rebuild, results
 from klamm.log.partition import Partition
 from klamm.store import found_catalog, layout, retention_check, slots, upgrade
 from klamm.store.catalog import Catalog, SlotRequest, Topic
@@ -358,7 +358,7 @@ class Core:
         if self.read_only and not heads.private and heads.flags_of(slot) & head.NEEDS_RECOVERY:
             heads = head.Heads(heads.path, writable=False, private=True, root=self.root)  # a private copy
         try:
-            return Partition(
+            made = Partition(
                 heads,
                 self.lock,
                 topic=opened.name,
@@ -379,6 +379,10 @@ class Core:
             if error.result is head.Result.DELETED:
                 raise UnknownTopic(f"{opened.name}: the topic was deleted") from None
             raise
+        if made.log.flags & head.DELETED and slots.is_listed(self.catalog, opened.topic):
+            made.log.abandon()
+            raise results.not_deleted_error(made)
+        return made
 
     def _reload(self, opened: OpenTopic) -> None:
         """Reload a topic after the catalog changed: it may have other settings, or be gone."""

@@ -36,9 +36,15 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool, is_
     presence = core.presence
     if not os.path.exists(database) or not os.path.getsize(database):
         return None
-    _check_not_replaced(core, database, rebuild=rebuild, is_in_place=is_in_place)
+    is_another = _check_not_replaced(core, database) and is_in_place
+
+    def before_upgrade() -> None:
+        presence.be_alone(upgrade.WHY)
+        if is_another and not rebuild:
+            raise _another(database)
+
     try:
-        catalog = Catalog(database, db_lock, before_upgrade=lambda: presence.be_alone(upgrade.WHY))
+        catalog = Catalog(database, db_lock, before_upgrade=before_upgrade)
     except Unfinished:
         return None
     except NotAStore as error:
@@ -48,6 +54,8 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool, is_
     else:
         problems = catalog.check() if rebuild else []
         if not problems:
+            if is_another:
+                _accept_another(core, catalog, rebuild=rebuild)
             return catalog
         catalog.close()
         problem = f"{database}: {problems[0]}"
@@ -55,14 +63,14 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool, is_
     return None
 
 
-def _check_not_replaced(core: Core, database: str, *, rebuild: bool, is_in_place: bool) -> None:
-    """Raise if klamm.db was replaced, while `heads` was not: it may be older, other processes use the old file, and the
+def _check_not_replaced(core: Core, database: str) -> bool:
+    """Return whether klamm.db was replaced, while `heads` was not. Raise if other processes use the old file, or if the
     WAL belongs to that.
     """
     assert core.presence is not None
     known, inode = core.heads.database_inode, os.stat(database).st_ino
     if known in (0, inode):
-        return
+        return False
     core.presence.be_alone("klamm.db was replaced")
     log = f"{database}-wal"
     if os.path.exists(log) and os.path.getsize(log):
@@ -70,10 +78,24 @@ def _check_not_replaced(core: Core, database: str, *, rebuild: bool, is_in_place
             f"{log}: belongs to another klamm.db than the one beside it, which was replaced",
             hint="put both back, or move klamm.db-wal aside and run `klamm check --repair`",
         )
-    if is_in_place:
+    return True
+
+
+def _accept_another(core: Core, catalog: Catalog, *, rebuild: bool) -> None:
+    """Refuse a klamm.db that is another file than before, unless `rebuild`. `check_age` says so of an older one."""
+    try:
+        if catalog.changes() < core.heads.changes:
+            return
         if not rebuild:
-            raise _too_old(f"{database}: is another file than the one that was used with the logs beside it")
-        core.rebuilt.append(("klamm.db was replaced by another file", "accepted"))
+            raise _another(catalog.path)
+    except BaseException:
+        catalog.close()
+        raise
+    core.rebuilt.append(("klamm.db was replaced by another file", "accepted"))
+
+
+def _another(database: str) -> StoreError:
+    return _too_old(f"{database}: is another file than the one that was used with the logs beside it")
 
 
 def _too_old(what: str) -> StoreError:

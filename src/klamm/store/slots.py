@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from klamm.errors import UnknownTopic
 from klamm.log import head
 from klamm.store import free_slots
 from klamm.types import TopicId
@@ -14,7 +15,16 @@ if TYPE_CHECKING:
     from klamm.disk.locks import LockFile
     from klamm.store.catalog import Catalog, SlotRequest, Topic
 
-__all__ = ["deleted", "is_deleted", "lay_out", "lay_out_missing", "lay_out_old", "lay_out_replaced", "tidy"]
+__all__ = [
+    "deleted",
+    "is_deleted",
+    "is_listed",
+    "lay_out",
+    "lay_out_missing",
+    "lay_out_old",
+    "lay_out_replaced",
+    "tidy",
+]
 
 _OLD = head.NEEDS_RECOVERY | head.NEW_HEAD
 _WORTH_CUTTING = 64  # slots: with fewer free ones at its end, `heads` stays as it is
@@ -144,6 +154,14 @@ def is_deleted(heads: head.Heads, topic_id: TopicId, number: int, slot: int) -> 
     """Return whether the slot shows that a partition was deleted: it is marked DELETED, or another partition's."""
     replaced = heads.identity_of(slot) not in (None, (topic_id, number))
     return replaced or bool(heads.flags_of(slot) & head.DELETED)
+
+
+def is_listed(catalog: Catalog, topic: Topic) -> bool:
+    """Return whether klamm.db has the topic now. It forgets a topic before a head of that is marked as deleted."""
+    try:
+        return catalog.topic(topic.name).id == topic.id
+    except UnknownTopic:
+        return False
 
 
 def deleted(heads: head.Heads, topics: Iterable[Topic]) -> Iterator[Topic]:
