@@ -162,7 +162,7 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
     told: list[str] = []
 
     def member(address: str, **more: Any) -> Consumer:
-        return cooperative(address, group, **{"session.timeout.ms": 1000, **more})
+        return cooperative(address, group, **{"session.timeout.ms": 2500, **more})
 
     def read(consumer: Consumer, upto: int) -> Callable[[], bool]:
         """Read up to an offset, one record at a time."""
@@ -209,7 +209,7 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
             return bool(synced) and sum(request.at > synced[-1] for request in proxy.of(HEARTBEAT)) > 1
 
         until(is_member_again, "the member is one again")
-        assert told == ([] if static else ["lost"])
+        assert set(told) == (set() if static else {"lost"})  # again, where a busy machine kept it from a heartbeat
         if static:  # it still has what it read before, and may commit that
             forgotten.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)
         assert committed() == (5 if static else 10)
