@@ -15,6 +15,7 @@ import pytest
 
 import klamm
 from klamm.cli.main import run
+from klamm.console.history import HISTORY_TOPIC
 from klamm.errors import (
     InvalidSetting,
     LogError,
@@ -315,6 +316,15 @@ def test_a_topic_that_is_gone_or_of_others_is_not_copied_to(
         there.topics.delete("orders")
         with pytest.raises(LogError, match="was deleted or cut since it was copied"):
             klamm.copy(source, address)
+
+
+def test_topics_that_klamm_made_for_itself_are_not_copied(source: klamm.Store, tmp_path: Path) -> None:
+    core = source._acquired()
+    core.catalog.create_topic(HISTORY_TOPIC, 1, {}, core.lay_out, internal=True)  # as a server does
+    source.append(HISTORY_TOPIC, b"{}")
+    klamm.copy(source, tmp_path / "target")
+    with klamm.open(tmp_path / "target") as target:
+        assert list(target) == ["empty", "orders"]
 
 
 def test_what_a_copy_keeps_in_its_target_is_not_copied_on(source: klamm.Store, server: Serving, tmp_path: Path) -> None:

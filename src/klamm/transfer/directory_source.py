@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from klamm.api import Store
 from klamm.batch import patch, walk
+from klamm.store.names import RESERVED
 from klamm.transfer.chunk import Chunk, SourceTopic, records_of
 from klamm.transfer.read_ahead import read_ahead
 from klamm.types import TopicPartition
@@ -34,7 +35,7 @@ class DirectorySource:
         self.source_id = store.store_id
 
     def topic_names(self) -> list[str]:
-        return list(self._store.topics)
+        return [name for name in self._store.topics if not name.startswith(RESERVED)]
 
     def describe(self, names: Sequence[str]) -> list[SourceTopic]:
         infos = [self._store.topics.describe(name) for name in names]
