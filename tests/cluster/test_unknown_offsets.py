@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.errors import Unreachable
 from klamm.kafka.broker import Broker
 from klamm.kafka.call import Call
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.messages import PRODUCE
 from klamm.kafka.wire.structs import Struct
+from klamm.transfer.kafka_target import KafkaTarget
 from tests.kafka.connect import Served, served
 from tests.procs import PATIENCE
 
@@ -104,6 +106,20 @@ def test_a_copy_that_is_not_told_where_its_records_are_sends_them_again(
     klamm.copy(source, forgetful.address)
     assert forgetful.left == 0
     assert values(local, "payments") == [b"%d" % number for number in range(10)]
+
+
+def test_a_copy_that_is_never_told_where_its_records_are_ends(
+    tmp_path: Path, forgetful: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([False, True])  # instead of a minute
+    monkeypatch.setattr(KafkaTarget, "_fails_for_long", lambda _: next(asked))
+    source = tmp_path / "source"
+    with klamm.open(source) as opened:
+        opened.topics.create("payments")
+        opened.append("payments", b"0")
+    forgetful.left = 1000
+    with pytest.raises(Unreachable, match="where records are"):
+        klamm.copy(source, forgetful.address)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -255,6 +255,11 @@ class KafkaTarget:
             return
         self._flush()
         if not all(state.is_known for state in self._open.values()):
+            if self._fails_for_long():
+                raise Unreachable(
+                    f"{self.name}: did not say for {_TIMEOUT_S:g} s where records are",
+                    hint="check that enough servers run, and run it again: it goes on behind its last transaction",
+                )
             self._rewind()
         runs = {partition: state.runs() for partition, state in self._open.items()}
         for partition, state in self._open.items():
@@ -320,12 +325,17 @@ class KafkaTarget:
     def _fail(self, error: Any) -> NoReturn:
         """Begin again behind the last commit, if the cluster has given the transaction up; else raise."""
         is_late = isinstance(error_of(self.name, error), Fenced) and self._is_overdue()
-        if self._failing_until is None:
-            self._failing_until = time.monotonic() + _TIMEOUT_S
-        if not (is_late or error.txn_requires_abort()) or time.monotonic() > self._failing_until:
+        if not (is_late or error.txn_requires_abort()) or self._fails_for_long():
             with _translated(self.name):
                 raise self._kafka.KafkaException(error)
         self._rewind()
+
+    def _fails_for_long(self) -> bool:
+        """Return whether no transaction was committed for _TIMEOUT_S, since the first that was given up."""
+        now = time.monotonic()
+        if self._failing_until is None:
+            self._failing_until = now + _TIMEOUT_S
+        return now > self._failing_until
 
     def _rewind(self) -> NoReturn:
         self._forget()
