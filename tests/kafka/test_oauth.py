@@ -370,6 +370,17 @@ def test_a_server_of_keys_that_sends_a_byte_now_and_then_holds_no_thread(
     assert tokens.failed_fetches >= 1 and "it takes more than 0.5 s" in caplog.text
 
 
+def test_a_server_of_keys_that_says_nothing_is_told_like_a_slow_one(
+    issuer: Issuer, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_download, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(threading.Timer, "start", lambda _: None)  # the time-out of a read comes first
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/keys"
+        tokens = tokens_of(issuer, clock, sasl_oauthbearer_jwks_endpoint_url=url)
+    assert tokens.failed_fetches == 1 and "it takes more than 0.2 s" in caplog.text
+
+
 def test_keys_that_come_unencrypted_from_elsewhere_are_warned_of(
     issuer: Issuer, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

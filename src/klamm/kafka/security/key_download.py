@@ -31,8 +31,10 @@ def download(url: str, max_bytes: int) -> bytes:
     except HTTPException as error:
         deadline.check()
         raise ValueError(f"the response is not HTTP: {error!r}") from None
-    except (OSError, AttributeError):  # AttributeError: of a socket that was shut down meanwhile
+    except (OSError, AttributeError) as error:  # AttributeError: of a socket that was shut down meanwhile
         deadline.check()
+        if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+            raise deadline.error() from None  # one read, or the connecting, took as long as everything may
         raise
     finally:
         timer.cancel()
@@ -58,7 +60,10 @@ class _Deadline:
 
     def check(self) -> None:
         if self._is_over:
-            raise TimeoutError(f"it takes more than {_LIMIT_S:g} s")
+            raise self.error()
+
+    def error(self) -> TimeoutError:
+        return TimeoutError(f"it takes more than {_LIMIT_S:g} s")
 
     def watched(self, kind: type[HTTPConnection]) -> type[HTTPConnection]:
         """Return connections of that kind, which end at the deadline."""
