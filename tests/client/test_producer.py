@@ -324,7 +324,7 @@ def full_disk() -> Any:
 
 def test_a_batch_that_fails_is_told_by_its_deliveries_and_by_the_next_send(orders: klamm.Store) -> None:
     orders.append("orders", b"0")
-    with orders.producer(acks=1, batch_bytes=1000) as producer:
+    with orders.producer(acks=1, batch_bytes=1000, linger_ms=60_000) as producer:
         full_disk()
         try:
             *lost, kept = [producer.send("orders", b"x" * 100) for _ in range(9)]  # the last is in the next batch
