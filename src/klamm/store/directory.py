@@ -339,19 +339,18 @@ class Core:
         with turn:  # outside the mutex: recovery takes the append lock, which a stopped process may hold
             found = opened.open_partitions.get(number)
             if found is None:
-                version = self.heads.catalog_version
-                made = self._made(opened, number, slot, version)
+                made = self._made(opened, number, slot)
                 with self._mutex:
                     if self.closed:
                         made.log.abandon()
                     self.check_open()
-                    made.configure(opened.topic.settings, version)
+                    made.configure(opened.topic.settings, opened.version)  # both may be newer by now; never one alone
                     found = opened.open_partitions[number] = made
                     self._handles.add(made)
                     self._opening.pop(slot, None)
         return found
 
-    def _made(self, opened: OpenTopic, number: int, slot: int, version: int) -> Partition:
+    def _made(self, opened: OpenTopic, number: int, slot: int) -> Partition:
         if self.heads.size() <= slot:
             raise NotAStore(f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it")
         heads = self.heads
@@ -368,7 +367,7 @@ class Core:
                 bell_bit=bell_bit(opened.topic.id),
                 directory=f"{opened.directory}/{number}",
                 settings=opened.topic.settings,
-                catalog_version=version,
+                catalog_version=opened.version,
                 boot_count=self._boot_count,
                 reload=lambda partition: self._reload(opened),
                 on_event=self._on_event,
