@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,9 @@ import klamm
 from tests import clients, windows
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
 from tests.procs import librdkafka_threads
+
+if TYPE_CHECKING:
+    from tests.kafka.authorities import Authority
 
 # Deadlines measure the machine, not the code, where cores are shared. The database lets a failure come back first.
 settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +45,17 @@ def store(path: Path) -> Iterator[klamm.Store]:
     """An open store without topics. Folders redefine it to add theirs."""
     with klamm.open(path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority of TLS certificates, and those of a server and a client, in files beside its own."""
+    from tests.kafka.authorities import Authority
+
+    made = Authority(tmp_path_factory.mktemp("authority"))
+    made.server()
+    made.client("alice")
+    return made
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -224,11 +224,10 @@ class _App:
         async def respond(request: Request) -> Response:
             visit = self._visit(request)
             try:
-                data = await run_in_threadpool(page.read, self._console, visit)
+                data = await run_in_threadpool(page.twin, self._console, visit)
             except (RequestError, KlammError, OSError) as error:
                 return json_problem(error)
-            shown = {name: value for name, value in data.items() if not name.startswith("_")}
-            return _Json({**shown, "command": page.command(self._console, visit)})
+            return _Json({**data, "command": page.command(self._console, visit)})
 
         return respond
 

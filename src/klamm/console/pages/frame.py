@@ -87,6 +87,10 @@ class Page:
     def api_path(self) -> str:
         return "/api/overview" if self.path == "/" else f"/api{self.path}"
 
+    def twin(self, console: Console, visit: Visit) -> dict[str, Any]:
+        """Return what the view shows, as values of JSON."""
+        return {name: value for name, value in self.read(console, visit).items() if not name.startswith("_")}
+
 
 def topic_address(topic: str, rest: str = "") -> str:
     return f"/topics/{quote(topic, safe='')}{rest}"

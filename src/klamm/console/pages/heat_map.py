@@ -145,6 +145,5 @@ HEAT_MAP = Page(
     title=lambda visit: f"Heat map of {visit.params['topic']}",
     read=read_heat_map,
     render=render_heat_map,
-    command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
-    is_same=False,
+    command=lambda console, visit: console.command("topic", "heat", visit.params["topic"]),
 )

@@ -78,7 +78,9 @@ LIFE = Page(
     title=lambda visit: "Life",
     read=read_life,
     render=render_life,
-    command=lambda console, visit: console.command("tail", LIFE_TOPIC, "-n", 50),
-    is_same=False,
+    command=lambda console, visit: text.command(
+        *("klamm", "life", console.path),
+        *(word for name in ("x", "y") if visit.one(name) for word in (f"--{name}", visit.one(name))),
+    ),
     is_live=True,
 )

@@ -181,5 +181,6 @@ PRODUCE = Page(
     read=read_produce,
     render=render_produce,
     command=lambda console, visit: console.command("send", visit.params["topic"], "VALUE", "--key", "KEY"),
+    is_same=False,
     on_error=_typed_again,
 )

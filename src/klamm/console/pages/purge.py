@@ -159,12 +159,15 @@ def purge(console: Console, form: Visit) -> str:
 
 
 def _words(console: Console, visit: Visit) -> str:
+    """Return the command that shows the plan and asks; without one, what the topic has."""
     before, number = visit.one("before"), visit.one("partition")
+    if not before:
+        return console.command("topic", "show", visit.params["topic"])
     return console.command(
         "topic",
         "purge",
         visit.params["topic"],
-        *(("--before", before) if before else ()),
+        *("--before", before),
         *(("--partition", number) if number else ()),
     )
 

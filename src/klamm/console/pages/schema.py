@@ -109,9 +109,9 @@ def _drift(topic: str, row: dict[str, Any]) -> Html:
 
 
 def _words(console: Console, visit: Visit) -> str:
-    start = visit.one("from")
-    where = ("--from", start) if start else ("-n", visit.one("n") or _COUNT)
-    return console.command("tail", visit.params["topic"], *where)
+    start, count = visit.one("from"), visit.one("n")
+    where = (*(("--from", start) if start else ()), *(("-n", count) if count else ()))
+    return console.command("topic", "schema", visit.params["topic"], *where)
 
 
 SCHEMA = Page(
@@ -120,6 +120,5 @@ SCHEMA = Page(
     read=read_schema,
     render=render_schema,
     command=_words,
-    is_same=False,
     on_error=_top,
 )

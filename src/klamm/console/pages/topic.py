@@ -492,5 +492,5 @@ ABOUT = Page(
     title=lambda visit: f"{visit.params['topic']}: partitions and settings",
     read=read_about,
     render=render_about,
-    command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
+    command=lambda console, visit: console.command("topic", "show", visit.params["topic"], "--all"),
 )

@@ -153,7 +153,6 @@ TROUBLE = Page(
     title=lambda visit: "Trouble",
     read=read_trouble,
     render=render_trouble,
-    command=lambda console, visit: text.command("klamm", "info", console.path),
-    is_same=False,
+    command=lambda console, visit: text.command("klamm", "trouble", console.path, "--look", f"{STALL_MS // 1000}s"),
     is_live=True,
 )
