@@ -400,12 +400,8 @@ class Catalog:
         with self.database.reading() as execute:
             return int(self.meta(execute, "changes"))
 
-    def next_change(self, execute: Execute) -> int:
-        """Return what `changes` will be after this transaction."""
-        return int(self.meta(execute, "changes")) + 1
-
     def _count_change(self, execute: Execute) -> int:
-        self.set_meta(execute, "changes", changes := self.next_change(execute))
+        self.set_meta(execute, "changes", changes := int(self.meta(execute, "changes")) + 1)
         return changes
 
     def settings(self) -> StoreSettings:
