@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from klamm.charts import line_chart
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
-from klamm.console.pages.frame import Page, badge, card, cell, chart, note, table, topic_address
+from klamm.console.pages.frame import Page, badge, card, cell, note, table, topic_address
+from klamm.html import Html, el, join
 
 __all__ = ["PIPELINE", "PIPELINES", "batch_times"]
 
@@ -180,7 +181,7 @@ def render_pipeline(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
                 class_="cards",
             ),
             el("h2", "Seconds that micro-batches took"),
-            chart(points, label="Seconds that micro-batches took", unit="s", names="took")
+            line_chart(points, label="Seconds that micro-batches took", unit="s", names="took")
             if len(points) > 2
             else el("p", "A chart needs three micro-batches.", class_="empty"),
             el("h2", "Partitions"),
