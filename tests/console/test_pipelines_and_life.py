@@ -11,8 +11,8 @@ import pytest
 import klamm
 from klamm.console import child
 from klamm.console.board import Board
-from klamm.console.pages.pipelines import batch_times
 from klamm.spark.pipelines import checkpoint
+from klamm.spark.pipelines.batch_times import batch_times, records_per_s
 from tests.console.visitor import Visitor
 
 
@@ -61,7 +61,8 @@ def test_a_pipeline_reads_as_fast_as_its_plans_say(
     times = batch_times(str(folder.parent.parent))
     assert [each["records"] for each in times] == [None, 400]
     row = {"name": "orders", "pipeline": "mine", "state": "idle", "lag": 0, "batches": 3, "error": None}
-    row |= {"directory": str(folder.parent.parent), "partitions": []}
+    row |= {"directory": str(folder.parent.parent), "partitions": [], "durations": times}
+    row["records_per_s"] = records_per_s(times)
     monkeypatch.setattr(child, "run_child", lambda *_, **__: child.ChildResult([row], False, 0))
     assert visitor.get("/api/pipelines/show?name=orders").json["records_per_s"] == 200.0
     assert "200/s" in visitor.get("/pipelines/show?name=orders").words

@@ -173,5 +173,6 @@ CONNECTIONS = Page(
         if console.options.server
         else console.command("who")
     ),
+    is_same=False,  # without a server, it is the closest there is
     is_live=True,
 )
