@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.cli.main import run
 from klamm.console import child
 from klamm.console.board import Board
 from klamm.spark.pipelines import checkpoint
@@ -41,7 +42,7 @@ def test_a_micro_batch_took_as_long_as_between_its_two_files(tmp_path: Path) -> 
 
 
 def test_a_pipeline_reads_as_fast_as_its_plans_say(
-    store: klamm.Store, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    store: klamm.Store, visitor: Visitor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its first plan says where it begins, which is not at 0; another source than ours counts for nothing."""
     folder = Path(checkpoint(store.path, "orders", pipeline="mine"))
@@ -56,6 +57,8 @@ def test_a_pipeline_reads_as_fast_as_its_plans_say(
             os.utime(folder / part / str(number), (second, second))
     times = batch_times(str(folder.parent.parent))
     assert [(each["records"], each["took_ms"]) for each in times] == [(100, 2000), (400, 2000), (400, 2000)]
+    assert run(["pipeline", "show", "orders", "--store", store.path, "-o", "table"]) == 0
+    assert "1970-01-01T00:03:22.000Z      2    2,000      400" in capsys.readouterr().out
     for part in ("offsets", "commits"):
         (folder / part / "0").unlink()  # Spark removes old ones: where the next began is not known any more
     times = batch_times(str(folder.parent.parent))

@@ -550,14 +550,8 @@ def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     if out.is_table:
         out.print_object(about)
         out.print_rows(found.partitions)
-        out.print_rows(
-            [
-                {"batch": batch["batch"], "done": moment(batch["done_ms"])}
-                | {name: batch[name] for name in ("took_ms", "records")}
-                for batch in durations
-            ],
-            empty="no micro-batch is done",
-        )
+        rows = [{"done": moment(batch.pop("done_ms")), **batch} for batch in durations]
+        out.print_rows(rows, empty="no micro-batch is done")
     else:
         out.print_object({**about, "partitions": found.partitions, "durations": durations})
 
