@@ -26,7 +26,6 @@ from klamm.cli.output import (
     confirm,
     count_of,
     is_terminal,
-    moment,
     progress,
     size_of,
 )
@@ -550,7 +549,7 @@ def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
     if out.is_table:
         out.print_object(about)
         out.print_rows(found.partitions)
-        rows = [{"done": moment(batch.pop("done_ms")), **batch} for batch in durations]
+        rows = [{"done": since_then(batch.pop("done_ms")), **batch} for batch in durations]
         out.print_rows(rows, empty="no micro-batch is done")
     else:
         out.print_object({**about, "partitions": found.partitions, "durations": durations})
