@@ -107,6 +107,7 @@ def test_a_view_is_html_and_json_and_a_command_line(
         ("/dead-letters/orders.dlq?error=ValueError", "letters"),
         ("/dead-letters/orders.dlq?error=KeyError", "letters"),
         ("/pipelines", "pipelines"),
+        ("/pipelines/show?name=orders", None),
         ("/trouble", "trouble"),
     ],
 )

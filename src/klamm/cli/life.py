@@ -23,7 +23,7 @@ def life(
     *,
     out: OutputOption,
 ) -> None:
-    """Show the board of the game of life, if it is played in the store."""
+    """Show the board of the game of life. It is there while examples/life plays it in the store."""
     check_directory(one_of(path, store), "life")
     from klamm.cli.views import console_of, read_view
     from klamm.console.pages.life import LIFE

@@ -532,22 +532,27 @@ def _row(found: PipelineInfo) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
-    """Show a pipeline: its options, its last run, and where it is in each partition."""
+    """Show a pipeline: its options, its last run, where it is in each partition, and its last micro-batches."""
     from klamm.spark.pipelines import show_pipeline
+    from klamm.spark.pipelines.batch_times import batch_times, records_per_s
 
     found = show_pipeline(_found_path(store), name)
+    durations = batch_times(found.directory)
     about = {
         **_row(found),
         "started": since_then(found.started_ms),
         "ended": since_then(found.ended_ms),
         "directory": found.directory,
         "options": dict(found.options),
+        "records_per_s": records_per_s(durations),
     }
     if out.is_table:
         out.print_object(about)
         out.print_rows(found.partitions)
+        rows = [{"done": since_then(batch.pop("done_ms")), **batch} for batch in durations]
+        out.print_rows(rows, empty="no micro-batch is done")
     else:
-        out.print_object({**about, "partitions": found.partitions})
+        out.print_object({**about, "partitions": found.partitions, "durations": durations})
 
 
 @app.command()

@@ -12,13 +12,13 @@ from klamm.client.work.dead_letters import target_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
 from klamm.console.pages.frame import Page, bar, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import VALUE_KINDS, check_changes, form_value, value_area, value_as_typed
 from klamm.console.pages.record_html import value_html
 from klamm.console.pages.topic import chosen_partitions, view_of
 from klamm.errors import KlammError
+from klamm.html import Html, el, join
 from klamm.where import Where, offset_in
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, name_filter, note, table, topic_address
 from klamm.console.pages.group_history import SPANS, group_history, history_html, last_rate, rebalances_table
 from klamm.console.pages.overview import forecast, groups_table
 from klamm.console.pages.produce import check_changes
 from klamm.console.pages.rows import group_address, group_row, read_groups
+from klamm.html import Html, el, join
 from klamm.where import Where
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from klamm.batch import Record
 from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Child, Html, el, join
 from klamm.console.pages.frame import Page, cell, note, table, topic_address
 from klamm.console.pages.topic import chosen_partitions, heading
 from klamm.console.record_search import search
 from klamm.console.volume import count_volume
+from klamm.html import Child, Html, el, join
 
 __all__ = ["HEAT_MAP"]
 

@@ -7,8 +7,8 @@ from typing import Any
 from klamm.console import text
 from klamm.console.board import LIFE_TOPIC
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, note, topic_address
+from klamm.html import Html, el, join
 
 __all__ = ["LIFE"]
 

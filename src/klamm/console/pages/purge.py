@@ -7,10 +7,10 @@ from typing import Any
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import check_changes
 from klamm.console.pages.topic import chosen_partitions, heading
+from klamm.html import Html, el, join
 from klamm.where import Where, fixed, is_named, is_positions, offset_in
 
 __all__ = ["PURGE", "purge"]

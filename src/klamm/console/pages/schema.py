@@ -6,11 +6,11 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.json_fields import MOST_FIELDS, field_uses
 from klamm.console.pages.frame import Page, badge, bar, cell, field, note, table, topic_address
 from klamm.console.pages.topic import chosen_partitions, heading
 from klamm.console.record_search import search
+from klamm.html import Html, el, join
 from klamm.where import Where
 
 __all__ = ["SCHEMA"]
