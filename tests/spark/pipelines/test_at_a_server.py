@@ -12,26 +12,31 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, StoreError, UnknownTopic, Unreachable, Unsupported
+from klamm.errors import InvalidSetting, StoreError, TopicExists, UnknownTopic, Unreachable, Unsupported
+from klamm.kafka.settings import STANDARD_AUTHORIZER
 from klamm.spark.pipelines import (
     aggregate,
     archive,
     checkpoint,
     compact,
-    deduplicate,
-    join,
     list_pipelines,
     quality,
     restore,
 )
 from klamm.spark.pipelines.journal import Journal
+from klamm.spark.pipelines.query_runner import source
 from klamm.spark.pipelines.store_location import StoreLocation
+from klamm.spark.pipelines.streams import make_topics, max_bytes
 from klamm.spark.server import client
+from klamm.store.acl import Acl, Operation, PatternType, Permission, ResourceType
+from klamm.store.acls import Acls
+from klamm.store.directory import Core
 from klamm.store.users import Users
 from tests.crash.cases import seed_of
 from tests.kafka.connect import served
+from tests.procs import until
 from tests.serving import free_port, restartable
-from tests.spark.pipelines.reference import NO_RETENTION, START_MS, Event, contents, order, send
+from tests.spark.pipelines.reference import NO_RETENTION, START_MS, Event, contents, order
 from tests.spark.pipelines.test_archive import archived, topic_rows
 from tests.spark.pipelines.test_without_spark import rows_of
 from tests.spark.processes import driver, wait_for
@@ -52,66 +57,43 @@ def address(store: klamm.Store) -> Iterator[str]:
 
 
 def test_a_pipeline_goes_on_at_the_other_address(spark: Any, store: klamm.Store, address: str, tmp_path: Path) -> None:
-    """Also its table and its late records; and the topics that it makes are those that it makes in a directory."""
+    """Also its table, its dead letters and its late records."""
     store.topics.create("orders", 3, NO_RETENTION)
+    broken = Event(START_MS, None, b"{")
     batches = [
         [order(START_MS, 0), order(START_MS + 10 * MINUTE, 1)],
-        [order(START_MS + 10 * MINUTE, 2), Event(START_MS, None, b"{")],
-        [order(START_MS + 1, 3), order(START_MS + 10 * MINUTE, 4)],  # the first is late by now
+        [order(START_MS + 1, 2), order(START_MS + 10 * MINUTE, 3), broken],  # the first is late by now
     ]
+    windows: Any = {"window": "1 minute", "watermark": "1 minute", "by": "$.user.id", "table": True}
     reports: list[Any] = []
-    for where, events in zip((f"klamm://{address}", store.path, f"kafka://{address}/"), batches, strict=True):
+    for where, events in zip((store.path, f"kafka://{address}/"), batches, strict=True):
         for each in events:
             store.append("orders", each.value, timestamp=each.at, partition=0)
+        most = 1 if reports else None
         reports.append(
-            aggregate(
-                spark,
-                where,
-                "orders",
-                "minutes",
-                window="1 minute",
-                watermark="1 minute",
-                by="$.user.id",
-                table=True,
-                checkpoint=tmp_path / "mine",
-                max_offsets=1 if len(reports) == 2 else None,
-            )
+            aggregate(spark, where, "orders", "minutes", **windows, checkpoint=tmp_path / "mine", max_offsets=most)
         )
-        assert [each.pipeline for each in list_pipelines(store.path)] == (["aggregate"] if len(reports) > 1 else [])
     counts = {each.key: json.loads(each.value)["count"] for each in contents(store, "minutes")}
-    assert sorted(counts.values()) == [1, 3], counts
-    assert [(each.rows_read, each.dead_letters, each.late) for each in reports] == [(2, 0, 0), (2, 1, 0), (2, 0, 1)]
+    assert sorted(counts.values()) == [1, 2], counts
+    assert [(each.rows_read, each.dead_letters, each.late) for each in reports] == [(2, 0, 0), (3, 1, 1)]
     assert [each.reason for each in store.dead_letters("orders.dlq")] == ["has no $.user.id"]
-    made = store.topics.describe("minutes")
-    assert (len(made.partitions), made.settings["cleanup.policy"]) == (3, "compact")
+    other: Any = {"dead_letters": "letters", "checkpoint": tmp_path / "other"}
     with pytest.raises(InvalidSetting, match=r"the topic orders\.dlq is not compacted, so it is not a table"):
-        aggregate(
-            spark,
-            f"klamm://{address}",
-            "orders",
-            "orders.dlq",
-            window="1m",
-            watermark="1m",
-            table=True,
-            dead_letters="letters",
-            checkpoint=tmp_path / "other",
-        )
+        aggregate(spark, f"klamm://{address}", "orders", "orders.dlq", **windows, **other)
 
 
-def test_join_and_deduplicate_write_the_topics_of_a_server(
-    spark: Any, store: klamm.Store, address: str, tmp_path: Path
-) -> None:
-    for name in ("orders", "payments"):
-        store.topics.create(name, 1, {**NO_RETENTION, "max.message.bytes": 100_000})
-        send(store, name, [order(START_MS + n // 2, n // 2) for n in range(8)])
-    where = f"klamm://{address}"
-    by: Any = {"by": "header:id", "within": "1 minute"}
-    once = deduplicate(spark, where, "orders", "once", **by, checkpoint=tmp_path / "deduplicate")
-    assert (once.rows_written, once.details["dropped"]) == (4, 4)
-    pairs = join(spark, where, "once", "payments", "paid", **by, checkpoint=tmp_path / "join")
-    assert pairs.rows_written == len(contents(store, "paid")) == 8
-    sizes = [store.topics.describe(name).settings["max.message.bytes"] for name in ("once", "paid", "orders.dlq")]
-    assert sizes == ["100000", str(2 * 100_000 + 4096), str(100_000 + 65536)]
+def test_topics_are_made_at_a_server_as_in_a_directory(store: klamm.Store, address: str) -> None:
+    store.topics.create("orders", 3, {"max.message.bytes": 100_000})
+    for where in (f"klamm://{address}", store.path):
+        name = "there" if where == store.path else "here"
+        read = source(where, "orders")
+        for _ in range(2):  # what is there stays as it is
+            settings = {"max.message.bytes": max_bytes(read, "orders")}
+            make_topics(read, name, settings, {"orders": f"{name}.dlq"}, compacted=True)
+    for suffix in ("", ".dlq"):
+        here, there = (store.topics.describe(name + suffix) for name in ("here", "there"))
+        assert (len(here.partitions), here.settings) == (len(there.partitions), there.settings)
+    assert store.topics.describe("here").settings["max.message.bytes"] == "100000"
 
 
 # ---- archives
@@ -221,22 +203,56 @@ def test_what_a_server_cannot_do_is_refused_before_anything_is_done(
         archive(None, f"klamm://127.0.0.1:{free_port()}", "orders", tmp_path / "out")
     assert list(tmp_path.iterdir()) == [Path(store.path)] and list(store.topics) == ["orders"]
     mine = checkpoint(f"kafka://{address}", "orders", pipeline="mine", directory=tmp_path / "mine")
+    assert list_pipelines(store.path) == []
     assert mine == checkpoint(store.path, "orders", pipeline="mine", directory=tmp_path / "mine")
+    assert [each.pipeline for each in list_pipelines(store.path)] == ["mine"]
 
 
 def test_a_login_stands_behind_the_address_and_in_no_file(store: klamm.Store, tmp_path: Path) -> None:
+    """And a user needs the rights that docs/guide/spark-on-a-cluster.md names."""
     store.topics.create("orders", 1)
     store.append_many("orders", [b"1", b"2"])
-    Users(store._acquired().catalog).add("anna", "se&cret")
-    login = {"sasl_enabled_mechanisms": "PLAIN", "connection_failed_authentication_delay_ms": 0}
-    with served(Path(store.path), listeners="SASL_PLAINTEXT://127.0.0.1:0", **login) as server:
-        options = "security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN&sasl.username=anna&sasl.password="
-        where = f"klamm://{server.address}?{options}"
-        report = archive(None, where + "se%26cret", "orders", tmp_path / "out")
+    catalog = store._acquired().catalog
+    Users(catalog).add("anna", "se&cret")
+
+    def allow(name: str, *operations: Operation) -> None:
+        rule = (ResourceType.TOPIC, name, PatternType.LITERAL, "User:anna", "*")
+        Acls(catalog).add([Acl(*rule, operation, Permission.ALLOW) for operation in operations])
+
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+        "sasl_enabled_mechanisms": "PLAIN",
+        "authorizer_class_name": STANDARD_AUTHORIZER,
+        "connection_failed_authentication_delay_ms": 0,
+    }
+    options = "security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN&sasl.username=anna&sasl.password="
+    allow("orders", Operation.READ, Operation.DESCRIBE)
+    with served(Path(store.path), **settings) as server:
+        where = f"klamm://{server.address}?{options}se%26cret"
         with pytest.raises(StoreError, match="the login failed") as failed:
-            archive(None, where + "guess", "orders", tmp_path / "out")
-    assert report.rows_written == 2
-    location = StoreLocation.of(where + "se%26cret")
+            archive(None, where.replace("se%26cret", "guess"), "orders", tmp_path / "out")
+        with pytest.raises(StoreError, match=r"orders: the user may not read the topic.s settings .*DescribeConfigs"):
+            archive(None, where, "orders", tmp_path / "out")
+        location = StoreLocation.of(where)
+        with location.opened() as core:
+            with pytest.raises(StoreError, match="TOPIC_AUTHORIZATION_FAILED"):
+                core.catalog.create_topic("made", 2, {}, core.lay_out)
+            allow("made", Operation.CREATE, Operation.DESCRIBE)
+            allow("orders", Operation.DESCRIBE_CONFIGS)
+            until(lambda: _is_created(core, "made"), "the right is known")
+            with pytest.raises(TopicExists, match="topic 'made' already exists"):
+                core.catalog.create_topic("made", 2, {}, core.lay_out)
+        made = store.topics.describe("made")
+        assert (len(made.partitions), made.settings["retention.ms"]) == (2, "-1")
+        assert archive(None, where, "orders", tmp_path / "out").rows_written == 2
     shown = [str(failed.value), repr(location), location.path]
     shown += [each.read_text(errors="replace") for each in (tmp_path / "out" / "_klamm").rglob("*") if each.is_file()]
-    assert not any(secret in text for text in shown for secret in ("cret", "guess"))
+    assert len(shown) > 8 and not any(secret in text for text in shown for secret in ("cret", "guess"))
+
+
+def _is_created(core: Core, name: str) -> bool:
+    try:
+        core.catalog.create_topic(name, 2, {"retention.ms": -1}, core.lay_out)
+    except StoreError:
+        return False
+    return True
