@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "tasks write to a server that cannot decide",
         "spark/server/decision.py SRV3",
-        ((DECISION, "if not client.knows(DECIDE_TRANSACTIONS):", "if not client:"),),
+        ((DECISION, "if not can_decide(client):", "if not client:"),),
         (f"{SINK_TESTS}::test_a_server_that_is_not_klamms_is_refused_before_anything_is_written",),
     ),
     Mutant(
