@@ -23,8 +23,8 @@ from klamm.log import segment
 from klamm.spark.checkpoint import committed, ends_of
 from klamm.spark.internals import is_connect, session_of
 from klamm.spark.offsets import OURS
+from klamm.spark.pipelines.folder_files import FolderFiles, files_of
 from klamm.spark.pipelines.journal import State
-from klamm.spark.pipelines.pipeline_directory import OURS as OWN_FOLDER
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
 from klamm.spark.pipelines.progress_reports import ProgressReports
 from klamm.spark.pipelines.registry import register
@@ -78,7 +78,9 @@ class Source:
     ends: Mapping[str, list[int]]
     """The offset after the last record of each partition."""
 
-    def take(self, pipeline: str, directory: str | os.PathLike[str], options: Mapping[str, Any]) -> PipelineDirectory:
+    def take(
+        self, pipeline: str, directory: str | os.PathLike[str] | FolderFiles, options: Mapping[str, Any]
+    ) -> PipelineDirectory:
         """Take a folder for a pipeline that reads these topics, and let the store know of it."""
         identity = {"pipeline": pipeline, "store": self.store_id, "topics": dict(self.topics)}
         folder = PipelineDirectory.take(directory, identity, options)
@@ -103,7 +105,7 @@ def bytes_to_read(store: str | os.PathLike[str], topic: str, archive: str | os.P
     """Return how many bytes of log `quality` would read of a topic, or `archive` to that folder: about, by offsets."""
     with opened(local(store)) as core:
         found = core.topic(topic)
-        state = State() if archive is None else State.read(f"{local(archive)}/{OWN_FOLDER}")
+        state = State() if archive is None else State.read(files_of(archive))
         total = 0.0
         for log in found.partitions():
             ends = log.ends()
