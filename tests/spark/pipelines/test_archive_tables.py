@@ -145,8 +145,8 @@ def test_a_run_that_dies_at_any_step_is_made_up_for_by_the_next(
     assert table_rows(out, kind) == topic_rows(store, "orders")
 
 
-def _die_when_decided(journal: Any) -> None:
-    if journal.state.adds and os.path.exists(f"{journal._folder}/{journal.state.adds[0][0]}"):
+def _die_when_decided(journal: Any, **_: bool) -> None:
+    if journal.state.adds and os.path.exists(journal.files.path(journal.state.adds[0][0])):
         raise Died
 
 
