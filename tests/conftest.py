@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 import klamm
 from tests import clients, windows
+from tests.crash.cases import told_seeds
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
 from tests.procs import librdkafka_threads
 
@@ -111,9 +112,19 @@ def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
 _MISSING = re.compile(r"module '(os|signal)' has no attribute '\w+'|No module named '(fcntl|resource)'")
 
 
+def pytest_runtest_logstart() -> None:
+    told_seeds.clear()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if told_seeds and call.when == "call":
+        item.user_properties.append(("seed", told_seeds[-1]))
     report = yield
+    if report.failed and told_seeds:
+        report.sections.append(("Seed", told_seeds[-1]))
     if sys.platform == "win32" and call.excinfo and (missing := _MISSING.search(str(call.excinfo.value))):
         report.outcome, report.longrepr = "skipped", (__file__, 0, f"Windows: {missing[0]}")
     _refuse(report)

@@ -62,6 +62,22 @@ def test_a_small_topic_needs_no_spark_and_the_pipeline_is_managed(cli: Cli, home
     assert "has no pipeline 'archive-orders'" in cli("pipeline", "show", "archive-orders", code=2).err
 
 
+def test_a_store_behind_a_server_is_named_by_its_address(cli: Cli, home: Path) -> None:
+    folder = home.parent / "out"
+    with klamm.open(home) as store:
+        store.topics.create("orders", 2)
+        store.append_many("orders", [b"%d" % n for n in range(100)])
+        with klamm.server(store) as found:
+            there = ("--store", f"klamm://{found}")
+            said = cli("pipeline", "archive", "orders", folder, "--engine", "local", *there)
+            assert said.rows[0]["rows_written"] == 100
+            assert "Topic 'ordres' does not exist" in cli("pipeline", "archive", "ordres", folder, *there, code=1).err
+            windows = ("aggregate", "orders", "out", "--window", "1m", "--watermark", "1m")
+            assert "--checkpoint: is missing" in cli("pipeline", *windows, *there, code=2).err
+            for command in (("list",), ("compact", "orders"), ("restore", folder, "again")):
+                assert "is for a store in a directory" in cli("pipeline", *command, *there, code=1).err
+
+
 @pytest.mark.jvm
 @pytest.mark.timeout(200)
 def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 A commit has the number of the change (archive_table.py, TBL1 to TBL3) as txnVersion. Small files are merged by Delta's
 own OPTIMIZE, which leaves the old ones for readers of older versions; VACUUM removes them. The package syncs nothing,
 so a power cut may leave the commit of an OPTIMIZE and not its files: such a last commit is removed, and the old files
-are the table's again.
+are the table's again. Of a torn checkpoint: delta_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from klamm.disk import files
 from klamm.errors import KlammError, NotInstalled
 from klamm.spark.pipelines.archive_table import ArchiveTable, FileStatistics, TableFile, empty_schema, statistics_of
+from klamm.spark.pipelines.delta_checkpoint import remove_torn
 
 __all__ = ["CHECKPOINT_EVERY", "LOG", "DeltaTable"]
 
@@ -49,6 +50,7 @@ class DeltaTable(ArchiveTable):
 
     def _last_sequence(self) -> int | None:
         self._remove_torn()
+        remove_torn(f"{self._directory}/{LOG}")
         self._table = self._open()
         return None if self._table is None else self._table.transaction_version(self._app_id)
 
