@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import klamm
+from klamm.cli.spark_session import spark_session
 from tests.cli.conftest import Cli
 from tests.serving import KLAMM
 from tests.spark.classes import ENVIRONMENT
@@ -103,3 +105,23 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (told["pipeline"], told["rows_read"], told["rows_written"]) == ("archive", 100, 100)
     assert list((tmp_path / "out").glob("date=*/*.parquet")) != []
+
+
+def test_a_command_is_quiet_unless_the_users_own_settings_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def session(**settings: object) -> SimpleNamespace:
+        asked.append(settings)
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr("klamm.spark.session", session)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    for defaults in ("", "spark.ui.enabled true\nspark.log.level WARN\n"):
+        (tmp_path / "spark-defaults.conf").write_text(defaults)
+        with spark_session("local[1]", ["spark.log.level=INFO"]):
+            pass
+    progress = {"spark.ui.showConsoleProgress": "false"}
+    given = {"master": "local[1]", "spark.log.level": "INFO"}
+    assert asked == [{**progress, **given, "spark.ui.enabled": "false"}, {**progress, **given}]

@@ -18,18 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_session"]
 
+_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+"""Unless the user's settings outside of the program say something else."""
+
 
 @contextmanager
 def spark_session(master: str | None, conf: list[str] | None) -> Iterator[SparkSession]:
     """Start a session for a `with` block. `conf`: NAME=VALUE."""
-    settings = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    given = {}
     for pair in conf or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.startswith("spark."):
             raise InvalidSetting(f"--conf {pair}: invalid", hint="expected --conf spark.executor.memory=2g")
-        settings[name] = value
+        given[name] = value
     import klamm.spark
+    from klamm.spark.session import find_own
 
+    own = find_own()
+    settings = {name: value for name, value in _QUIET.items() if name not in own} | given
     if is_terminal():
         typer.echo("klamm: starting Spark …", err=True)
     with _captured_stderr():

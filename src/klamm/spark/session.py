@@ -28,7 +28,7 @@ from klamm.spark import class_archive, java, own_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PATH", "connector", "java_home", "session", "session_settings", "settings", "use"]
+__all__ = ["PATH", "connector", "find_own", "java_home", "session", "session_settings", "settings", "use"]
 
 PATH = "spark.klamm.path"
 """The setting that names the store of reads and writes, and of format("klamm"), that name none."""
@@ -72,7 +72,7 @@ def session(
     own = submitted
     if not submitted and (not elsewhere or elsewhere.startswith("local")):
         os.environ["JAVA_HOME"] = java_home()
-        own = own_settings.find(_spark_home(pyspark))
+        own = find_own()
     builder = pyspark.sql.SparkSession.builder
     if elsewhere:
         builder = builder.remote(elsewhere)
@@ -174,6 +174,11 @@ def _submitted(pyspark: Any) -> dict[str, str]:
 
 def _is_local(master: str | None) -> bool:
     return master is None or master.startswith("local")
+
+
+def find_own() -> dict[str, str]:
+    """Return the settings that the user made outside of the program, for sessions whose Java this process starts."""
+    return own_settings.find(_spark_home(_pyspark()))
 
 
 def _spark_home(pyspark: Any) -> str:
