@@ -222,6 +222,18 @@ MUTANTS = [
         (f"{SPANS_TESTS}::test_a_recovery_point_lists_no_aborted_file_that_was_lost_before_it",),
     ),
     Mutant(
+        "a backup copies the .aborted files that are left",
+        "log/aborted.py A4",
+        (
+            (
+                "src/klamm/store/backup.py",
+                "        producer_recovery.restore_lost_aborted(partition, 0)",
+                "        pass",
+            ),
+        ),
+        ("tests/store/test_backup.py::test_a_backup_has_no_aborted_record_though_a_list_of_them_is_missing",),
+    ),
+    Mutant(
         "without the recovery point that lists them, all .aborted files are taken to be there",
         "log/aborted.py A1",
         ((RECOVERY, "known, whole=not is_listed)\n            oldest", "known)\n            oldest"),),

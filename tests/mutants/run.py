@@ -10,7 +10,7 @@ A mutant that hangs is noticed: pytest ends a test after TEST_TIMEOUT_S, unless 
 signal handler. So the processes of a run that writes no line for HUNG_S are killed, and the last test counts as failed.
 
 The tests that noticed are written into docs/internals/mutants.md, each at once, and a line about the run into
-tests/soak.jsonl at its end. A run that was interrupted (Ctrl-C) keeps what it has found; `--from` goes on there.
+tests/soak.jsonl at its end. One that was interrupted (Ctrl-C, SIGTERM) keeps what it has found; `--from` goes on there.
 """
 
 from __future__ import annotations
@@ -309,4 +309,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it runs in the background ignore the first
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

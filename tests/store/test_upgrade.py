@@ -112,6 +112,7 @@ def is_left(store: Path) -> bool:
     return False
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # CPython drops it in a __del__
 @pytest.mark.parametrize("most", [5, pytest.param(None, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", OLD)
 def test_an_interrupted_upgrade_holds_no_lock_and_the_next_open_finishes_it(
