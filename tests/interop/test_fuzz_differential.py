@@ -124,7 +124,7 @@ EXEMPT = [
     Exempt("", "", "INVALID_GROUP_ID", "a group without a name is refused everywhere: on_purpose.py"),
     Exempt("", "", "INVALID_GROUP_ID,NONE", "a group without a name is refused everywhere: on_purpose.py"),
     Exempt("Produce", WAITS, "INVALID_RECORD", "Kafka does not respond to a partition without records"),
-    Exempt("ApiVersions", CLOSED, "response of version 0", "whatever its version, the response says which there are"),
+    Exempt("", CLOSED, "response of version 0", "whatever its version, the response says which there are"),
     Exempt("SaslAuthenticate", CLOSED, "ILLEGAL_SASL_STATE", "clients that begin without SaslHandshake are told so"),
 ]
 

@@ -48,9 +48,11 @@ from klamm.kafka.wire.messages import (
     OFFSET_DELETE,
     OFFSET_FETCH,
     OFFSET_FOR_LEADER_EPOCH,
+    PRODUCE,
     TXN_OFFSET_COMMIT,
 )
 from tests.kafka.connect import Raw, Served, served
+from tests.kafka.requests import producing
 
 COUNT = 400
 NAMES = [f"name-{number}" for number in range(COUNT)]
@@ -277,6 +279,7 @@ REQUESTS: list[tuple[str, Api, int, dict[str, Any]]] = [
     ("of topics by wrong ids", METADATA, 10, {"topics": [METADATA.request.Topic(name="", topic_id=b"x" * 16)] * COUNT}),
     ("", DESCRIBE_TOPIC_PARTITIONS, 0, described_topics()),
     ("", LIST_OFFSETS, 7, offsets_listed()),
+    ("of topics that are not there", PRODUCE, 9, producing({(name, 0): None for name in NAMES})),
     ("", OFFSET_FOR_LEADER_EPOCH, 4, epochs()),
     ("", FIND_COORDINATOR, 6, {"key_type": 0, "coordinator_keys": NAMES}),
     ("", DESCRIBE_GROUPS, 5, {"groups": NAMES}),

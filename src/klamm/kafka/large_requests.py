@@ -12,7 +12,7 @@ Promises
         thread comes in between, and the write lock of klamm.db is free.
   LRQ4  What is done for each of the things that a request names is done in turns: it has the loop for TURN_S at a time,
         and for one more thing. One that changes something goes on when its client is gone. (Partitions of
-        a Produce or a Fetch, and protocols of a JoinGroup, are handled at once.)
+        a Fetch, and protocols of a JoinGroup, are handled at once.)
 """
 
 from __future__ import annotations

@@ -261,6 +261,7 @@ class Session:
 
     async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
         """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
+        call.is_large = header.api is not FETCH  # as in `_wait_for_turn`
         admission, broker = self._listener.admission, self._listener.broker
         try:
             call.request = await broker.pools.decode(

@@ -130,11 +130,15 @@ async def metadata(broker: Broker, call: Call) -> Struct:
     return _metadata(broker, call, topics)
 
 
-def _described_topics(broker: Broker, call: Call) -> list[OpenTopic]:
-    """Return the topics that the client may know of, by name."""
-    if broker.authorizer is None:
-        return broker.topics.all()
-    return [each for each in broker.topics.all() if call.may(Operation.DESCRIBE, _TOPIC, each.name)]
+async def _described_names(broker: Broker, call: Call, turn: Turn) -> list[str]:
+    """Return the names of the topics that the client may know of, in order."""
+    names = []
+    for opened in broker.topics.all():
+        if turn.is_over:
+            await turn.next()
+        if call.may(Operation.DESCRIBE, _TOPIC, opened.name):
+            names.append(opened.name)
+    return names
 
 
 def _is_new(broker: Broker, call: Call, uuid: bytes, name: str | None) -> bool:
@@ -306,7 +310,7 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
     all_topics = not request.topics
     turn = broker.large_requests.turn(call)
     if all_topics:
-        names = [each.name for each in _described_topics(broker, call)]
+        names = await _described_names(broker, call, turn)
     else:
         names = sorted({topic.name for topic in request.topics})
     if cursor is not None:
