@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from klamm.batch import Record
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
 from klamm.cluster.kafka_admin import KafkaAdmin
-from klamm.cluster.kafka_errors import ELECTING, error_of, name_of, raised_error, translated
+from klamm.cluster.kafka_errors import ELECTING, error_of, fatal_error, name_of, translated
 from klamm.cluster.record_stream import known_offset
 from klamm.errors import Aborted, Fenced, InvalidSetting, LogError, Unreachable
 from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
@@ -314,9 +314,12 @@ class KafkaTarget:
         """Let librdkafka call back, for at most so long."""
         try:
             return function(wait_s)
-        except (self._kafka.KafkaException, SystemError) as error:  # a fatal error
+        except (self._kafka.KafkaException, SystemError) as error:
             self._give_up_lost()
-            self._fail(raised_error(error))
+            fatal = fatal_error(error)
+            if fatal is None:
+                raise
+            self._fail(fatal)
 
     def _give_up_lost(self) -> None:
         """Raise why the transaction takes no more records: librdkafka says it to one that begins another."""
