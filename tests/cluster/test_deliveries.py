@@ -12,7 +12,7 @@ import pytest
 
 import klamm
 from klamm.batch import Delivery, walk
-from klamm.errors import Aborted, Fenced, KlammError, StoreError
+from klamm.errors import Aborted, Closed, Fenced, KlammError, StoreError
 from tests.interop.brokers import Broker, fresh
 from tests.procs import PATIENCE, until
 
@@ -127,6 +127,18 @@ def test_every_record_of_a_producer_that_another_has_fenced_is_known_to_have_fai
     assert all(isinstance(delivery.error, KlammError) for delivery in sent)
     with store.consumer(topic, wait=0) as consumer:
         assert [record.value for record in consumer] == [b"newer"]
+
+
+def test_a_record_that_comes_when_another_thread_has_closed_the_stream_is_an_error(
+    store: klamm.Store, topic: str
+) -> None:
+    stream: Any = store._acquired().elsewhere.stream(-1, lingers=True)
+    stream.send(topic, b"in time").result(PATIENCE)
+    stream.close()
+    with pytest.raises(Closed):
+        stream.send(topic, b"late")
+    with pytest.raises(Closed):
+        store.append_many(topic, [b"late"] * 3)
 
 
 def test_an_option_of_producers_in_an_address_is_one_of_producers_alone(klamm_broker: Broker) -> None:

@@ -156,6 +156,8 @@ class ClusterStore(Store[K, V]):
                 error.add_note(f"record {len(sent)} of this append_many was not taken; those before it were sent")
             stream.wait(None)
             raise
+        if sent and sent[-1] is None:
+            raise stream.closed()
         offsets: dict[int, list[int]] = {}
         for delivery in reversed(sent):  # the last one first: this thread is woken once, not for each
             if not delivery.done:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.batch import BatchDelivery, Delivery, DeliveryReports, Partitioner, RecordForwarder
 from klamm.cluster.address import import_confluent_kafka, producer_options
 from klamm.cluster.kafka_errors import error_of, fatal_error, translated
-from klamm.errors import BufferFull, KlammError, RecordTooLarge
+from klamm.errors import BufferFull, Closed, KlammError, RecordTooLarge
 from klamm.times import to_ms
 
 if TYPE_CHECKING:
@@ -182,8 +182,14 @@ class RecordStream:
     ) -> Delivery:
         """Take one record."""
         time_ms = timestamp if timestamp is None or type(timestamp) is int else to_ms(timestamp)
-        delivery: Delivery = self.forwarder(topic).add(key, value, headers, time_ms, partition)
+        delivery: Delivery | None = self.forwarder(topic).add(key, value, headers, time_ms, partition)
+        if delivery is None:
+            raise self.closed()
         return delivery
+
+    def closed(self) -> Closed:
+        """Return the error for a record that was not taken because the stream is closed."""
+        return Closed(f"{self._core.path}: closed by another thread", hint="the record was not taken")
 
     # ---- the end
 
