@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from klamm.client.serde import Serializer
     from klamm.cluster.cluster_core import ClusterCore
 
-__all__ = ["RecordStream", "known_offset"]
+__all__ = ["RecordStream"]
 
 _POLL_S = 0.1
 _SLICE_S = 0.005  # how long `wait` leaves the listening to the thread
@@ -237,11 +237,3 @@ def _listen(producer: Any, is_over: threading.Event) -> None:
                 is_over.wait(_POLL_S)
             else:  # of a callback
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-
-
-def known_offset(message: Any) -> int:
-    """Return the offset of a record that was delivered. -1: it is not known, for the record was sent again after its
-    leader had been lost, and the new one knew only that it had it.
-    """
-    offset = message.offset()
-    return -1 if offset is None else int(offset)
