@@ -4,8 +4,8 @@
 
 Partitions are chosen here, so that a record's is known at once: a record with a key goes where it goes in a directory.
 
-Python's lock makes it dear to hear of a record while another thread runs. So the thread alone listens, and `wait`
-listens beside it only for the last few.
+A report needs the GIL, and costs more while two threads compete for that. So the thread alone polls while many records
+are outstanding, and `wait` flushes only for the last few.
 
 The thread holds no reference to its stream: once that is dropped, what was produced is delivered, and the thread ends.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordStream"]
 
 _POLL_S = 0.1
-_SLICE_S = 0.005  # how long `wait` leaves the listening to the thread
+_SLICE_S = 0.005  # how long `wait` leaves polling to the thread, before it looks whether that gets on
 _FEW = 1_000  # records
 _AGE_S = 3.0  # after which the partitions of a topic are looked up again
 _MESSAGES = 10_000_000  # that librdkafka holds at most: the bytes are the limit
