@@ -124,7 +124,7 @@ class Attempt:
         self._client.close()
 
     def _begin(self) -> TaskTransaction | None:
-        """Take a transactional id. Return None if the batch is decided: nobody would end this transaction then.
+        """Take a transactional id. Return None if the batch is decided: the transaction would stay open.
 
         A decision that comes after the question finds the id, and fences it.
         """

@@ -9,7 +9,7 @@ Promises
   SRV1  All that tasks have written for a batch is committed once, or not at all, though tasks, driver or server
         are killed. The row is compared and set: it has to be the one that step 1 has looked at.
   SRV2  A task that comes back after the decision is fenced: it cannot add to what was decided, nor have it decided.
-        If the batch has a number, nor can it begin a transaction that nobody would end.
+        If the batch has a number, nor can it begin a transaction that would stay open.
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
 
 A scope is `<writer>/<hash of the target>/`, and a transactional id is the scope, the number of the task's partition and
