@@ -53,6 +53,15 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a task that begins after the decision opens a transaction that nobody ends",
+        "spark/server/decision.py SRV2",
+        ((ATTEMPT, "if self._is_decided is not None and", "if not self._ids and"),),
+        (
+            f"{SINK_TESTS}::test_a_task_that_begins_when_its_batch_is_in_the_log_writes_nothing",
+            f"{SINK_TESTS}::test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing",
+        ),
+    ),
+    Mutant(
         "a stream that fails before a task is done leaves what it has written open",
         "spark/server/decision.py",
         (("src/klamm/spark/sink.py", "checkpoint.find_query(options.checkpoint)", "checkpoint.find_query(None)"),),

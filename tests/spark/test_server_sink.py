@@ -71,11 +71,11 @@ def plan_of(address: str, more: dict[str, str] | None = None, *, schema: StructT
     return WritePlan(schema, WriteOptions.parse({name: each for name, each in given.items() if each}, streaming=True))
 
 
-def write(plan: WritePlan, values: list[bytes], *, task: int = 0) -> TaskCommit:
-    """As a task does it."""
+def write(plan: WritePlan, values: list[bytes], *, task: int = 0, number: int | None = None) -> TaskCommit:
+    """As a task does it. `number`: of the batch, for a task that asks whether it is decided."""
     columns = [pa.array([value[:1] for value in values], pa.binary()), pa.array(values, pa.binary())]
     rows = pa.record_batch(columns, names=["key", "value"])
-    return _Stager(plan, StagedName(QUERY, 0, task, 0), SCOPE).run(iter([rows]))
+    return _Stager(plan, StagedName(QUERY, 0, task, 0), SCOPE, number).run(iter([rows]))
 
 
 def batch_id(number: int = 0, plan: str = "offsets a") -> BatchId:
@@ -85,7 +85,9 @@ def batch_id(number: int = 0, plan: str = "offsets a") -> BatchId:
 def put(address: str, staged: list[TaskCommit], batch: BatchId | None = None) -> bool:
     transactions = [each.transaction for each in staged if each.transaction is not None]
     topics = sorted({topic.id for each in staged for topic in each.topics})
-    return commit(client_of(ServerAddress.parse({"server": address})), SCOPE, transactions, topics, batch)
+    client = client_of(ServerAddress.parse({"server": address}))
+    is_whole = all(each.transaction is not None for each in staged if each.rows)
+    return commit(client, SCOPE, transactions, topics, batch, is_whole=is_whole)
 
 
 def contents(store: klamm.Store, topic: str = "orders") -> list[bytes]:
@@ -169,6 +171,23 @@ def test_an_attempt_takes_no_transaction_from_another_of_its_number(store: klamm
     assert contents(store) == [b"killed 2", b"second"] and not is_open(store)
 
 
+def test_a_task_that_begins_when_its_batch_is_in_the_log_writes_nothing(store: klamm.Store, address: str) -> None:
+    """Nobody would end its transaction, and readers would wait behind it."""
+    plan = plan_of(address)
+    assert put(address, [write(plan, [b"chosen"], number=3)], batch_id(3))
+    for number in (2, 3):
+        late = write(plan, [b"late"], number=number)
+        assert (late.rows, late.transaction) == (1, None) and not is_open(store)
+    assert not put(address, [late], batch_id(3))
+    with pytest.raises(BatchConflict, match="was planned again"):
+        put(address, [late], batch_id(3, "offsets b"))
+    # A driver that does not find it there any more has nothing to commit.
+    with pytest.raises(KlammError, match="was in the log when a task began, and is no longer: nothing was written"):
+        put(address, [late, write(plan, [b"x"], task=1)], batch_id(4))
+    assert put(address, [write(plan, [b"next"], number=4)], batch_id(4))
+    assert contents(store) == [b"chosen", b"next"] and not is_open(store)
+
+
 def test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing(path: Path) -> None:
     """Neither of its own micro-batch, nor of the next one. One task is stopped before it sends anything, one later."""
 
@@ -180,7 +199,7 @@ def test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing(p
                 values = pa.array([b"late" + bytes(600_000)] * 4, pa.binary())
                 yield pa.record_batch([pa.array([b"k"] * 4, pa.binary()), values], names=["key", "value"])
 
-        return _Stager(plan_of(server.address), StagedName(QUERY, 0, number, 0), SCOPE).run(rows()).transaction
+        return _Stager(plan_of(server.address), StagedName(QUERY, 0, number, 0), SCOPE, 0).run(rows()).transaction
 
     with klamm.open(path) as store, serving(path) as server, children() as start:
         store.topics.create("orders", 3)
@@ -194,12 +213,10 @@ def test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing(p
         following = [write(plan, [b"following %d" % task], task=task) for task in range(2)]
         for child in late:
             child.go_on()
-        came_back = TaskTransaction(*late[0].answer())
+        assert late[0].answer() is None, "it has written nothing"
         late[1].ended()
         assert "another attempt of this task has taken over" in late[1].error
         assert put(server.address, following, batch_id(1))
-        with pytest.raises(Fenced):
-            commit(client_of(ServerAddress.parse({"server": server.address})), SCOPE, [came_back], [], batch_id(2))
         assert contents(store) == [b"chosen 0", b"chosen 1", b"following 0", b"following 1"] and not is_open(store)
 
 

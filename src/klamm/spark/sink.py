@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -179,11 +180,14 @@ class WritePlan:
 class _Stager:
     """One attempt of a task."""
 
-    def __init__(self, plan: WritePlan, name: StagedName, scope: Scope | None = None) -> None:
-        """Prepare. `scope`: of its transaction, at a server."""
+    def __init__(
+        self, plan: WritePlan, name: StagedName, scope: Scope | None = None, number: int | None = None
+    ) -> None:
+        """Prepare. `scope`: of its transaction, at a server. `number`: of the batch, if it has one."""
         self._plan = plan
         self._name = name
         self._scope = scope
+        self._number = number
         self._file_name = name.new()
         self._file: StagingFile | Attempt  # a file from the start: while it is open, nothing of its batch is swept
         self._encoders: dict[str, Encoder] = {}
@@ -227,7 +231,10 @@ class _Stager:
             return StagingFile(f"{self._plan.directory}/{self._file_name}")
         task = _task()
         name = self._scope.transactional_id(self._name.task, 0 if task is None else task.attemptNumber())
-        return Attempt(options.server, name, options.transaction_timeout_ms)
+        is_decided = None
+        if self._number is not None:
+            is_decided = partial(decision.is_decided, scope=self._scope, number=self._number)
+        return Attempt(options.server, name, options.transaction_timeout_ms, is_decided)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         pa = pyarrow()
@@ -305,9 +312,11 @@ def _publish(
     plan: WritePlan, messages: Sequence[WriterCommitMessage | None], batch: BatchId | None, scope: Scope
 ) -> None:
     if plan.options.server is not None:
-        transactions = [each.transaction for each in _staged(messages) if each.transaction is not None]
-        ids = {topic.id for each in _staged(messages) for topic in each.topics}
-        decision.commit(decision.client_of(plan.options.server), scope, transactions, sorted(ids), batch)
+        commits = [each for each in _staged(messages) if each.rows]
+        transactions = [each.transaction for each in commits if each.transaction is not None]
+        ids = sorted({topic.id for each in commits for topic in each.topics})
+        is_whole = len(transactions) == len(commits)
+        decision.commit(decision.client_of(plan.options.server), scope, transactions, ids, batch, is_whole=is_whole)
         return
     staged = [each for each in _staged(messages) if each.file is not None]
     publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
@@ -356,7 +365,8 @@ class BatchWriter(DataSourceArrowWriter):
         with plain_errors():
             task = _task()
             name = StagedName(self._job, 0, task.partitionId(), task.taskAttemptId())
-            return _Stager(self._plan, name, self._scope if self._plan.options.server else None).run(iterator)
+            app, scope = self._plan.options.app, self._scope if self._plan.options.server else None
+            return _Stager(self._plan, name, scope, None if app is None else app[1]).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with plain_errors():
@@ -398,7 +408,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 )
             name = StagedName(batch.query, batch.number, task.partitionId(), task.taskAttemptId())
             scope = self._plan.scope(f"query {batch.query}") if self._plan.options.server else None
-            return _Stager(self._plan, name, scope).run(iterator)
+            return _Stager(self._plan, name, scope, batch.number).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         with plain_errors():

@@ -2,6 +2,7 @@
 
     DescribeTransactions   which of its transactional ids has no open transaction
     InitProducerId         under that id, which another attempt may have used before: that one is fenced
+    DecideTransactions     whether the micro-batch is decided: only asked; if it is, nothing is written
     Produce                batch after batch; the first to a partition makes it part of the transaction
     EndTxn                 only if the attempt fails: aborted
 
@@ -19,6 +20,7 @@ A request that was cut by a lost connection is sent again: a server knows a batc
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from klamm.batch import parse, patch
@@ -54,13 +56,22 @@ class TaskTransaction(NamedTuple):
 class Attempt:
     """An attempt of one task. It writes nothing, and has no transaction, before the first batch."""
 
-    def __init__(self, address: ServerAddress, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        address: ServerAddress,
+        transactional_id: str,
+        timeout_ms: int,
+        is_decided: Callable[[Client], bool] | None = None,
+    ) -> None:
+        """Prepare. `is_decided`: whether the batch is in the log; None if that cannot be asked."""
         self.size = 0
         """Bytes of batches."""
         self._client = Client(address)
         self._ids = [transactional_id, *(f"{transactional_id}.{number}" for number in range(1, _IDS))]
         self._id = transactional_id
         self._timeout_ms = timeout_ms
+        self._is_decided = is_decided
+        self._is_too_late = False
         self._producer: TaskTransaction | None = None
         self._topics: dict[int, tuple[str, TopicId]] = {}
         self._sequences: dict[tuple[int, int], int] = {}
@@ -69,7 +80,7 @@ class Attempt:
 
     @property
     def transaction(self) -> TaskTransaction | None:
-        """What the driver decides; None: there were no rows."""
+        """What the driver decides; None: there were no rows, or they are in the log."""
         return self._producer
 
     def name_topic(self, number: int, name: str, topic_id: TopicId) -> None:
@@ -78,8 +89,10 @@ class Attempt:
 
     def add(self, topic: int, partition: int, batch: memoryview) -> None:
         """Send a batch, which may be used again when this returns."""
-        if self._producer is None:
+        if self._producer is None and not self._is_too_late:
             self._producer = self._client.patiently(self._begin)
+        if self._producer is None:
+            return
         key = topic, partition
         if key in self._waiting or self._waiting_bytes + len(batch) > _MAX_BYTES:
             self._send()
@@ -110,11 +123,18 @@ class Attempt:
                 self._client.ask(END_TXN, request, at_least=_BUMPS_SINCE)
         self._client.close()
 
-    def _begin(self) -> TaskTransaction:
+    def _begin(self) -> TaskTransaction | None:
+        """Take a transactional id. Return None if the batch is decided: the transaction would stay open.
+
+        A decision that comes after the question finds the id, and fences it.
+        """
         self._id = self._find_unused_id()
         request = INIT_PRODUCER_ID.request(transactional_id=self._id, transaction_timeout_ms=self._timeout_ms)
         response = self._client.ask(INIT_PRODUCER_ID, request)
         check(f"{self._client.address}: {self._id}", response.error_code)
+        if self._is_decided is not None and self._is_decided(self._client):
+            self._is_too_late = True
+            return None
         return TaskTransaction(self._id, response.producer_id, response.producer_epoch)
 
     def _find_unused_id(self) -> str:

@@ -9,6 +9,7 @@ Promises
   SRV1  All that tasks have written for a batch is committed once, or not at all, though tasks, driver or server
         are killed. The row is compared and set: it has to be the one that step 1 has looked at.
   SRV2  A task that comes back after the decision is fenced: it cannot add to what was decided, nor have it decided.
+        If the batch has a number, nor can it begin a transaction that would stay open.
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
 
 A scope is `<writer>/<hash of the target>/`, and a transactional id is the scope, the number of the task's partition and
@@ -38,7 +39,7 @@ from klamm.spark.server.errors import check
 from klamm.store.once import WriterNumber
 from klamm.types import TopicId
 
-__all__ = ["Scope", "can_decide", "check_server", "client_of", "commit", "discard"]
+__all__ = ["Scope", "can_decide", "check_server", "client_of", "commit", "discard", "is_decided"]
 
 _TRIES = 5
 _DISCARD_TIMEOUT_S = 10.0
@@ -95,8 +96,12 @@ def commit(
     transactions: Sequence[TaskTransaction],
     topic_ids: Sequence[TopicId],
     batch: BatchId | None,
+    *,
+    is_whole: bool = True,
 ) -> bool:
     """Commit what the tasks have written. Return False if the batch is in the log already.
+
+    `is_whole`: whether each task has written; one that has found the batch in the log has not.
 
     Raise BatchConflict if another batch of its number, or a later one, is.
     """
@@ -106,6 +111,11 @@ def commit(
             batches.log_skipped(batch)
             discard(client, scope)
             return False
+        if not is_whole:
+            raise KlammError(
+                f"{client.address}: {batch}: was in the log when a task began, and is no longer: nothing was written",
+                hint="start the query again",
+            )
         if not transactions:
             return True
         kind = DECIDE_TRANSACTIONS.request
@@ -127,6 +137,12 @@ def commit(
                 discard(client, scope)
             return True
     raise KlammError(f"{client.address}: {batch}: other drivers write under this name: nothing was written")
+
+
+def is_decided(client: Client, scope: Scope, number: int) -> bool:
+    """Return whether this batch of the scope, or a later one, is in the log."""
+    last = _look(client, scope, BatchId(scope.writer, scope.target, number))
+    return last is not None and last.number >= number
 
 
 def discard(client: Client, scope: Scope) -> None:
