@@ -141,7 +141,7 @@ class ReadOnly(StoreError):
 
 
 class Unreachable(StoreError):
-    """A Kafka server or cluster did not answer in time, or had too few replicas to take a record."""
+    """A Kafka server, a cluster or an object store did not answer in time, or failed, or had too few replicas."""
 
 
 class Unsupported(StoreError):

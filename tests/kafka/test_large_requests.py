@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import configs as configs_module
 from klamm.kafka.apis import fetch as fetch_module
 from klamm.kafka.audit import Audit
+from klamm.kafka.call import Call
 from klamm.kafka.large_requests import LARGE_FRAME, PIECE, LargeRequests
 from klamm.kafka.pools import PartitionExecutors
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
@@ -245,6 +246,8 @@ def test_one_whose_client_is_gone_goes_on_no_more() -> None:
         call.is_gone = True
         with pytest.raises(asyncio.CancelledError):
             await turn.next()
+        requests = LargeRequests(asyncio.get_running_loop())
+        await requests.turn(call, to_the_end=True).next()  # type: ignore[arg-type]  # it changes something
 
     asyncio.run(main())
 
@@ -254,7 +257,12 @@ def test_what_was_done_for_a_client_that_is_gone_is_in_the_audit_log(
 ) -> None:
     monkeypatch.setattr(large_requests, "TURN_S", 0.0)
     recorded: list[object] = []
-    monkeypatch.setattr(Audit, "responded", lambda self, call, response: recorded.append(response))
+
+    def record(self: Audit, call: Call, response: Struct) -> Iterator[None]:
+        recorded.append(response)
+        yield
+
+    monkeypatch.setattr(Audit, "responded", record)
     resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=4, resource_name="x" * LARGE_FRAME)
     with served(tmp_path / "events", audit_topic="audit") as server:
         wait = LargeRequests.wait

@@ -133,29 +133,30 @@ MUTANTS = [
     _without(
         "staged files of a pipeline are not synced",
         "spark/pipelines/journal.py JRN1",
-        "spark/pipelines/journal.py",
-        "                files.sync_file(path)\n",
+        "spark/pipelines/folder_files.py",
+        "            files.sync_file(self.path(name))\n",
         FOLDER,
+        instead="            pass\n",
     ),
     _without(
         "names of staged files of a pipeline are not synced",
         "spark/pipelines/journal.py JRN1",
-        "spark/pipelines/journal.py",
-        "                files.sync_directory(above)\n",
+        "spark/pipelines/folder_files.py",
+        "                files.sync_directory(self.path(above))\n",
         FOLDER,
     ),
     _without(
         "files of a pipeline are moved into a folder that a power cut may take",
         "spark/pipelines/journal.py JRN2",
-        "spark/pipelines/journal.py",
-        "        files.sync_directory(self._folder)  # a new sub-folder is on disk before a file is moved into it\n",
+        "spark/pipelines/folder_files.py",
+        "        files.sync_directory(self.root)  # a new sub-folder is on disk before a file is moved into it\n",
         FOLDER,
     ),
     _without(
         "a change of a pipeline's folder is not synced before the next one",
         "spark/pipelines/journal.py JRN2",
-        "spark/pipelines/journal.py",
-        '            files.sync_directory(f"{self._folder}/{folder}")\n',
+        "spark/pipelines/folder_files.py",
+        "            files.sync_directory(self.path(folder))\n",
         FOLDER,
         instead="            pass\n",
     ),
@@ -193,12 +194,12 @@ MUTANTS = [
         "dead letters of an archive are sent before Spark's plan is on disk",
         "spark/pipelines/archive_pipeline.py",
         (
-            (ARCHIVE_PIPELINE, "        sync_plan(self.folder.checkpoint, number)  # before", "        # before"),
+            (ARCHIVE_PIPELINE, "        self.folder.save_plan(number)  # before", "        # before"),
             (
                 ARCHIVE_PIPELINE,
-                '        self._send_dead_letters(schema, f"{path}/fits=false", number)\n',
-                """        self._send_dead_letters(schema, f"{path}/fits=false", number)
-        sync_plan(self.folder.checkpoint, number)
+                '        self._send_dead_letters(schema, _written_by_spark(f"{path}/fits=false"), number)\n',
+                """        self._send_dead_letters(schema, _written_by_spark(f"{path}/fits=false"), number)
+        self.folder.save_plan(number)
 """,
             ),
         ),
@@ -206,9 +207,9 @@ MUTANTS = [
     ),
     _without(
         "the folder of a pipeline is not synced",
-        "spark/pipelines/pipeline_directory.py",
-        "spark/pipelines/pipeline_directory.py",
-        "    files.sync_ancestors(path)\n",
+        "spark/pipelines/folder_files.py",
+        "spark/pipelines/folder_files.py",
+        "        files.sync_ancestors(path)\n",
         CALL,
     ),
     _without(
@@ -316,9 +317,9 @@ MUTANTS = [
         "rows of transactions over the wire are not synced",
         "store/transactions.py WTX1",
         "store/group_commit.py",
-        "        with database.db_lock(), database.transaction(durable=is_durable) as execute:\n",
+        "database.transaction(durable=is_durable)",
         SERVE,
-        instead=f"        with database.db_lock(), {NOT_DURABLE}\n",
+        instead="database.transaction(durable=False)",
     ),
     Mutant(
         "the name of an .aborted file may be lost when a snapshot relies on it",

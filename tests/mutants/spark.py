@@ -31,6 +31,8 @@ TABLE = f"{PIPELINES}/archive_table.py"
 TABLE_TESTS = "tests/spark/pipelines/test_archive_tables.py"
 ICEBERG = f"{PIPELINES}/iceberg_table.py"
 ICEBERG_TESTS = "tests/spark/pipelines/test_iceberg.py"
+OBJECTS = f"{PIPELINES}/object_files.py"
+OBJECT_TESTS = "tests/spark/pipelines/test_object_archive.py"
 CLASS_ARCHIVE = "src/klamm/spark/class_archive.py"
 CLASS_ARCHIVE_TESTS = "tests/spark/test_class_archive.py"
 MUTANTS = [
@@ -111,6 +113,42 @@ MUTANTS = [
             ),
         ),
         ("tests/spark/pipelines/test_without_spark.py::test_a_run_without_spark_that_was_killed_does_its_plan_first",),
+    ),
+    Mutant(
+        "a run replaces the journal of an object store whatever it is",
+        "spark/pipelines/object_files.py OBJ1",
+        ((OBJECTS, 'mode: Any = "create" if version is None else {"e_tag": version}', 'mode: Any = "overwrite"'),),
+        (f"{OBJECT_TESTS}::test_of_two_runs_the_first_is_done_and_the_other_changes_nothing",),
+    ),
+    Mutant(
+        "a run does not know its own change when the response was lost",
+        "spark/pipelines/object_files.py OBJ1",
+        ((OBJECTS, "                if is_ours:", "                if False:"),),
+        (f"{OBJECT_TESTS}::test_a_run_knows_its_own_change_though_the_response_was_lost",),
+    ),
+    Mutant(
+        "what another run has staged is removed before it can be decided no more",
+        "spark/pipelines/object_files.py OBJ2",
+        ((OBJECTS, "if _sequence_of(name) <= sequence]", "if name]"),),
+        (f"{OBJECT_TESTS}::test_what_another_run_has_staged_stays_until_it_cannot_be_decided",),
+    ),
+    Mutant(
+        "objects are merged while a copy may still come",
+        "spark/pipelines/object_files.py OBJ3",
+        ((OBJECTS, '["last_modified"].timestamp() <= newest_s', '["last_modified"].timestamp()'),),
+        (f"{OBJECT_TESTS}::test_small_objects_are_merged_when_they_are_settled",),
+    ),
+    Mutant(
+        "an error has the values of storage options",
+        "spark/pipelines/object_files.py OBJ4",
+        ((f"{PIPELINES}/folder_files.py", 'text = text.replace(value, "***")', "text = text.strip()"),),
+        (f"{OBJECT_TESTS}::test_what_is_wrong_with_an_address_or_its_options_is_said_without_them",),
+    ),
+    Mutant(
+        "a plan of a micro-batch is not in the object store",
+        "spark/pipelines/pipeline_directory.py PLD1",
+        ((f"{PIPELINES}/pipeline_directory.py", "        if number not in before:\n", "        if False:\n"),),
+        (f"{OBJECT_TESTS}::test_an_archive_in_an_object_store_has_each_record_once",),
     ),
     Mutant(
         "a class archive is used whatever its bytes are",

@@ -25,8 +25,9 @@ import klamm.spark
 
 pytest.importorskip("pyspark")
 
-from klamm.spark import checkpoint, pipelines
+from klamm.spark import pipelines
 from klamm.spark.pipelines import archive_pipeline
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 
 BATCH = 20
@@ -494,17 +495,19 @@ def test_a_plan_that_is_lost_after_its_dead_letters_were_sent_sends_none_again_a
     synced: list[int] = []
     send = archive_pipeline._Work._send_dead_letters
 
-    def sync(path: str, number: int) -> None:
-        checkpoint.sync_plan(path, number)
+    save = PipelineDirectory.save_plan
+
+    def sync(self: PipelineDirectory, number: int) -> None:
+        save(self, number)
         synced.append(number)
 
-    def die(self: Any, schema: Any, path: str, number: int) -> None:
+    def die(self: Any, schema: Any, unfit: Any, number: int) -> None:
         assert synced == [number], "the plan is on disk before a dead letter is"
-        send(self, schema, path, number)
+        send(self, schema, unfit, number)
         raise RuntimeError("as if the driver were killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive_pipeline, "sync_plan", sync)
+        patch.setattr(PipelineDirectory, "save_plan", sync)
         patch.setattr(archive_pipeline._Work, "_send_dead_letters", die)
         with pytest.raises(Exception, match="as if the driver were killed"):
             run_archive(spark, base)

@@ -167,7 +167,10 @@ def _run(
 def archive(
     topic: Topic,
     to: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Directory of the Parquet files; new, or of an earlier run.")
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Directory of the Parquet files, or s3://bucket/…; new, or of an earlier run."
+        ),
     ],
     store: StoreOption = None,
     schema: Annotated[
@@ -199,11 +202,12 @@ def archive(
 ) -> None:
     """Archive a topic to Parquet files, by date: what is new since the last run."""
     from klamm.spark.pipelines import archive as run
+    from klamm.spark.pipelines.folder_files import files_of
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
     from klamm.spark.pipelines.query_runner import bytes_to_read
 
     path = _look(store, topic)
-    known = PipelineDirectory.read(str(to))
+    known = PipelineDirectory.read(files_of(to))
     typed = schema or (known and known["options"].get("schema"))
     needs_spark = _given(schema=typed, every=every, master=master, conf=conf)
     on_spark = _engine(engine, needs_spark, bytes_to_read(path, topic, to))
@@ -235,7 +239,7 @@ def archive(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Directory that archive wrote.")],
+    source: Annotated[str, typer.Argument(metavar="FOLDER", help="Directory, or s3://bucket/…, that archive wrote.")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Target topic; created if absent.")],
     store: StoreOption = None,
     master: Master = None,
@@ -515,22 +519,27 @@ def _row(found: PipelineInfo) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
-    """Show a pipeline: its options, its last run, and where it is in each partition."""
+    """Show a pipeline: its options, its last run, where it is in each partition, and its last micro-batches."""
     from klamm.spark.pipelines import show_pipeline
+    from klamm.spark.pipelines.batch_times import batch_times, records_per_s
 
     found = show_pipeline(_found_path(store), name)
+    durations = batch_times(found.directory)
     about = {
         **_row(found),
         "started": since_then(found.started_ms),
         "ended": since_then(found.ended_ms),
         "directory": found.directory,
         "options": dict(found.options),
+        "records_per_s": records_per_s(durations),
     }
     if out.is_table:
         out.print_object(about)
         out.print_rows(found.partitions)
+        rows = [{"done": since_then(batch.pop("done_ms")), **batch} for batch in durations]
+        out.print_rows(rows, empty="no micro-batch is done")
     else:
-        out.print_object({**about, "partitions": found.partitions})
+        out.print_object({**about, "partitions": found.partitions, "durations": durations})
 
 
 @app.command()

@@ -147,7 +147,7 @@ class ClusterTopics:
         for name in self.names():
             try:
                 found.append(self.topic(name))
-            except UnknownTopic:  # deleted meanwhile
+            except UnknownTopic:  # deleted since they were listed
                 continue
         return found
 

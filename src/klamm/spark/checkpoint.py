@@ -36,13 +36,17 @@ __all__ = [
     "check_id",
     "committed",
     "ends_of",
+    "find_query",
     "is_here",
+    "line_of",
     "local_path",
     "query_of",
     "read_plan",
     "sync_plan",
     "watermark_ms",
     "write_commit",
+    "write_id",
+    "write_line",
     "write_plan",
 ]
 
@@ -81,10 +85,15 @@ def check_id(location: str) -> None:
         )
 
 
+def find_query(location: str | None) -> str | None:
+    """Return the id of the query whose checkpoint is at `location`; None if this machine sees no such files."""
+    checkpoint = None if location is None else local_path(location)
+    return None if checkpoint is None else query_of(checkpoint)
+
+
 def is_here(location: str | None) -> bool:
     """Return whether there is a checkpoint at `location` that this machine sees as files."""
-    checkpoint = None if location is None else local_path(location)
-    return checkpoint is not None and query_of(checkpoint) is not None
+    return find_query(location) is not None
 
 
 def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None:
@@ -168,13 +177,28 @@ def write_plan(checkpoint: str, number: int, end: StreamOffsets) -> None:
 
     Spark takes its own defaults for settings that a plan does not have. It reads a file that has no checksum.
     """
-    files.make_directories(f"{checkpoint}/offsets")
     if query_of(checkpoint) is None:
-        files.replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+        write_id(checkpoint, str(uuid.uuid4()))
+    write_line(checkpoint, number, json.dumps(end.to_json()))
+
+
+def write_id(checkpoint: str, query: str) -> None:
+    """Write the id of the query that the checkpoint is of."""
+    files.make_directories(checkpoint)
+    files.replace(f"{checkpoint}/metadata", json.dumps({"id": query}).encode())
+
+
+def write_line(checkpoint: str, number: int, line: str) -> None:
+    """Write a plan whose line of the one source is `line`."""
+    files.make_directories(f"{checkpoint}/offsets")
     about = {"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000, "conf": {}}
-    lines = ("v1", json.dumps(about, separators=(",", ":")), json.dumps(end.to_json()))
-    _write(f"{checkpoint}/offsets", number, lines)
+    _write(f"{checkpoint}/offsets", number, ("v1", json.dumps(about, separators=(",", ":")), line))
     sync_plan(checkpoint, number)
+
+
+def line_of(checkpoint: str, number: int) -> str:
+    """Return what a plan with one source says of it."""
+    return files.read(f"{checkpoint}/offsets/{number}").decode().splitlines()[PREAMBLE]
 
 
 def write_commit(checkpoint: str, number: int) -> None:

@@ -244,11 +244,11 @@ def test_what_cannot_be_is_said_before_a_job_starts(spark: Any, store: klamm.Sto
         archive(spark, store.path, "orders", tmp_path / "third", schema="infer")
 
 
-def _dies_at_first(parts: Any, directory: str, batches: Any, **options: Any) -> Any:
+def _dies_at_first(parts: Any, output: Any, batches: Any, **options: Any) -> Any:
     """Run a task of archive; kill the first attempt when it has written its files."""
     from pyspark import TaskContext
 
-    written = list(archive_pipeline._write(parts, directory, batches, **options))
+    written = list(archive_pipeline._write(parts, output, batches, **options))
     task = TaskContext.get()
     if task is not None and task.attemptNumber() == 0:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,7 @@ import klamm
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore
 from klamm.spark.pipelines import archive, iceberg_table, reset_pipeline
+from klamm.spark.pipelines.folder_files import files_of
 from klamm.spark.pipelines.iceberg_table import IcebergTable
 from tests.spark.pipelines.lake import delete_rows, iceberg, table_rows
 from tests.spark.pipelines.test_archive import NEW_YEAR, topic_rows
@@ -139,7 +140,7 @@ def test_what_others_do_to_the_table_is_not_undone(store: klamm.Store, tmp_path:
     archive(None, store.path, "orders", out)
     assert table_rows(out, "iceberg") == topic_rows(store, "orders")
 
-    ours = IcebergTable(str(out), "app", "orders")
+    ours = IcebergTable(files_of(out), "app", "orders")
     small = {os.path.relpath(file.path, out): file for file in ours.files()}
     table = iceberg(out)
     table.overwrite(table.scan().to_arrow())
@@ -237,7 +238,7 @@ def test_rows_that_others_have_deleted_in_files_of_their_own_are_not_brought_bac
         archive(None, store.path, "orders", out)
     assert len(list(iceberg(out).scan().plan_files())) == 3  # seven and one are merged, the one with the hole is not
     assert table_rows(out, "iceberg") == [row for row in topic_rows(store, "orders") if row[4] != b"2"]
-    table = IcebergTable(str(out), "app", "orders")
+    table = IcebergTable(files_of(out), "app", "orders")
     with pytest.raises(KlammError, match="rows of it were deleted, in files of their own"):
         table.paths()
     names = [os.path.relpath(file.path, out) for file in table.files()]

@@ -66,7 +66,7 @@ def test_what_was_staged_and_not_decided_is_forgotten(tmp_path: Path) -> None:
     written(Journal(folder), "batch-0", "a")
     Journal(folder).recover()
     assert contents(tmp_path) == {}
-    assert State.read(os.path.dirname(folder.inside("x"))) == State()
+    assert State.read(folder.files) == State()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"sequence": 1}'])

@@ -33,15 +33,16 @@ from typing import TYPE_CHECKING, Any
 
 import klamm.spark
 from klamm.client.work.dead_letters import dead_letter_topic
-from klamm.disk import files
 from klamm.errors import InvalidSetting, NotAStore
-from klamm.spark.checkpoint import check_id, ends_of, sync_plan
+from klamm.spark.checkpoint import check_id, ends_of
+from klamm.spark.pipelines.archive_rows import rows_of, write_values
 from klamm.spark.pipelines.archive_table import FORMATS
-from klamm.spark.pipelines.journal import Journal, days_of, files_in, rows_in
+from klamm.spark.pipelines.folder_files import OURS, FolderFiles, days_of, files_in, files_of
+from klamm.spark.pipelines.journal import Journal, rows_in
 from klamm.spark.pipelines.json_schema import JsonSchema, parse_schema
-from klamm.spark.pipelines.local_archive import TASK_OFFSETS, ArchiveHere, tasks_of
+from klamm.spark.pipelines.local_archive import TASK_OFFSETS, ArchiveHere, merge_small, tasks_of
 from klamm.spark.pipelines.parquet_files import COLUMNS, DayFile, by_day, write_days
-from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from klamm.spark.pipelines.query_runner import (
     Outcome,
     Source,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from klamm.spark.pipelines.folder_files import Output
     from klamm.spark.pipelines.report import Progress
     from klamm.spark.pipelines.store_location import StoreLocation
 
@@ -95,6 +97,7 @@ def archive(
     format: str | None = None,  # noqa: A002  # the word that Spark has for it
     catalog: str | None = None,
     table_name: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write what is new in `topic` to Parquet files in the folder `to`, partitioned by date.
@@ -118,24 +121,30 @@ def archive(
     table is in a catalog of its own, in the folder, or in the one that pyiceberg's settings have as `catalog`, with the
     name `table_name`: "lake.orders". None of this can change between two runs.
 
+    `to` may be the address of a folder in S3, or in a store with its protocol: s3://bucket/lake/orders
+    (object_files.py). Of two runs at the same time one is first, and the other one raises StoreBusy. Credentials and
+    endpoint come from variables such as AWS_ACCESS_KEY_ID, or as `storage_options`, which are stored nowhere.
+
     `max_offsets`: of a micro-batch, at most. `file_bytes`: about how large files are made that are merged when a run
     ends. `every`, such as "10 seconds": do not end, but look for new records so often, until Ctrl-C.
     """
     _check(spark, topic, dead_letters, max_offsets, file_bytes)
     every = None if every is None else duration(every, "every")
+    files = files_of(to, storage_options)
     if spark is None:
-        _check_options_without_spark(to, schema, every)
+        _check_options_without_spark(files, schema, every)
     read = source(store, topic)
-    if _has_schema(to, schema):
+    if _has_schema(files, schema):
         read.store.check_writes_once("dead letters", "leave the schema out, or copy the topic into a store first")
     folder = _take_folder(
-        read, topic, to, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
+        read, topic, files, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
     )
     with folder.alone():
         journal = Journal(folder)
+        identity = _note_topic(folder, read, topic)
+        folder.restore_checkpoint(str(uuid.UUID(identity)), journal.state.batch)
         _check_checkpoint(folder, journal)
         journal.recover()
-        identity = _note_topic(folder, read, topic)
         total = behind(folder.checkpoint, read)
         if spark is None:
             begin = time.monotonic()
@@ -168,14 +177,14 @@ def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, folder: Pipeli
     return Report("archive", topic, folder.directory, *counts, details=details)
 
 
-def _has_schema(to: str | os.PathLike[str], schema: Any) -> bool:
-    known = PipelineDirectory.read(local(to))
+def _has_schema(files: FolderFiles, schema: Any) -> bool:
+    known = PipelineDirectory.read(files)
     return schema is not None or (known is not None and known["options"].get("schema") is not None)
 
 
-def _check_options_without_spark(to: str | os.PathLike[str], schema: Any, every: str | None) -> None:
-    if _has_schema(to, schema):
-        raise InvalidSetting(f"{local(to)}: an archive with a schema needs Spark", hint="give a session")
+def _check_options_without_spark(files: FolderFiles, schema: Any, every: str | None) -> None:
+    if _has_schema(files, schema):
+        raise InvalidSetting(f"{files.root}: an archive with a schema needs Spark", hint="give a session")
     if every is not None:
         raise InvalidSetting("every: needs Spark", hint="give a session, or run archive without Spark now and then")
 
@@ -200,15 +209,15 @@ def _check(
 def _take_folder(
     read: Source,
     topic: str,
-    to: str | os.PathLike[str],
+    files: FolderFiles,
     schema: Any,
     dead_letters: str | None,
     table_options: Mapping[str, str | None],
 ) -> PipelineDirectory:
-    known = PipelineDirectory.read(local(to))
-    chosen = _format_options(local(to), None if known is None else known["options"], table_options)
+    known = PipelineDirectory.read(files)
+    chosen = _format_options(files, None if known is None else known["options"], table_options)
     text = _ddl(schema)
-    has_schema = _has_schema(to, text)
+    has_schema = _has_schema(files, text)
     if dead_letters is not None and not has_schema:
         raise InvalidSetting(
             "dead_letters: without a schema every record fits", hint="give a schema, or leave dead_letters out"
@@ -218,7 +227,7 @@ def _take_folder(
     before = None if known is None else known["options"].get("schema")
     if chosen and None not in (text, before) and "infer" not in (text, before):
         text = before  # what it was begun with; it may have grown (_schemas)
-    return read.take("archive", to, {"schema": text, "dead_letters": dead_letters, **chosen})
+    return read.take("archive", files, {"schema": text, "dead_letters": dead_letters, **chosen})
 
 
 def _ddl(schema: Any) -> str | None:
@@ -226,7 +235,7 @@ def _ddl(schema: Any) -> str | None:
 
 
 def _format_options(
-    folder: str, known: Mapping[str, Any] | None, given: Mapping[str, str | None]
+    files: FolderFiles, known: Mapping[str, Any] | None, given: Mapping[str, str | None]
 ) -> dict[str, str | None]:
     """Return the options that a table has, checked; none if it is a folder of Parquet files."""
     kind = given["format"]
@@ -235,10 +244,14 @@ def _format_options(
     was = None if known is None else known.get("format", "parquet")
     if kind is not None and was is not None and kind != was:
         raise InvalidSetting(
-            f"{folder}: was begun with format = {was}, not {kind}",
+            f"{files.root}: was begun with format = {was}, not {kind}",
             hint="that cannot change between two runs; use a new folder",
         )
     kind = kind or was
+    if not files.is_local and kind == "iceberg":
+        raise InvalidSetting(
+            "format: an Iceberg table cannot be in an object store", hint="give format delta, or a local folder"
+        )
     names = {name: value for name, value in given.items() if name != "format" and value is not None}
     if names and kind != "iceberg":
         raise InvalidSetting(
@@ -275,9 +288,9 @@ def _check_checkpoint(folder: PipelineDirectory, journal: Journal) -> None:
 
 def _note_topic(folder: PipelineDirectory, read: Source, topic: str) -> str:
     """Keep what restore has to know; the archive's own id."""
-    path = folder.inside("topic.json")
+    name = f"{OURS}/topic.json"
     try:
-        known: Mapping[str, Any] = json.loads(files.read(path))
+        known: Mapping[str, Any] = json.loads(folder.files.read(name))
     except FileNotFoundError:
         known = {"id": uuid.uuid4().hex, "starts": []}
     with read.store.opened() as core:
@@ -291,7 +304,8 @@ def _note_topic(folder: PipelineDirectory, read: Source, topic: str) -> str:
             "settings": found.topic.settings.to_dict(),
             "starts": starts,
         }
-    files.replace(path, json.dumps(description, indent=2).encode() + b"\n")
+    if description != known:
+        folder.files.replace(name, json.dumps(description, indent=2).encode() + b"\n")
     return str(known["id"])
 
 
@@ -346,7 +360,7 @@ class _Work:
             self.session = rows.sparkSession  # the query's own: others do not see what is set there
             for name, value in _SETTINGS.items():
                 self.session.conf.set(name, value)
-        sync_plan(self.folder.checkpoint, number)  # before the dead letters and the journal are committed
+        self.folder.save_plan(number)  # before the dead letters and the journal are committed
         path = self.journal.stage(f"batch-{number}")
         written = self._records(path, number) if self.schemas is None else self._typed(path, rows, number)
         staged = by_day(written)
@@ -358,12 +372,11 @@ class _Work:
     def _records(self, path: str, number: int) -> list[DayFile]:
         """Let tasks write the records as they are, from the segments to Parquet: Spark has no part in it."""
         assert self.session is not None
-        os.makedirs(path)
         most = self.session.sparkContext.defaultParallelism
         parts = tasks_of(self.store.options, self.topic, self.folder.checkpoint, number, most)
         if not parts:
             return []
-        write = partial(_write, parts, path, has_dates=self._has_dates)
+        write = partial(_write, parts, self.folder.files.output(path), has_dates=self._has_dates)
         job = self.session.range(0, len(parts), 1, len(parts)).mapInArrow(write, _WRITTEN)
         return [DayFile(*row) for row in collected(job)]
 
@@ -377,27 +390,27 @@ class _Work:
         assert self.session is not None
         self.schemas.infer_more(self.session, _texts(rows), number)
         schema = JsonSchema(self.topic, self.schemas.at(number))
+        if not self.folder.files.is_local:
+            parsed = schema.parsed(rows.selectExpr(*COLUMNS)).select(*COLUMNS, "data", "fits")
+            written, unfit = write_values(parsed, self.folder.files.output(path), has_dates=self._has_dates)
+            self._send_dead_letters(schema, unfit, number)
+            return written
         dated = schema.parsed(rows.selectExpr(*COLUMNS, f"{_DATE} AS day"))
         dates = [f"CASE WHEN day <= {_LAST_DATE} THEN day END AS date"] if self._has_dates else []
         columns = (*COLUMNS, "data", *dates, "day", "fits")
         dated.selectExpr(*columns).write.partitionBy("fits", "day").parquet(path)
-        self._send_dead_letters(schema, f"{path}/fits=false", number)
-        fitting = f"{path}/fits=true"
-        return [
-            DayFile(f"date={day.removeprefix('day=')}", each, rows_in(each))
-            for day in days_of(fitting, "day=")
-            for each in files_in(f"{fitting}/{day}")
-        ]
+        self._send_dead_letters(schema, _written_by_spark(f"{path}/fits=false"), number)
+        return _written_by_spark(f"{path}/fits=true")
 
-    def _send_dead_letters(self, schema: JsonSchema, path: str, number: int) -> None:
+    def _send_dead_letters(self, schema: JsonSchema, unfit: Sequence[DayFile], number: int) -> None:
         """Send what does not fit to the dead letters."""
-        found = [each for day in days_of(path, "day=") for each in files_in(f"{path}/{day}")]
-        if not found:
+        if not unfit:
             return
         assert self.session is not None
         with self.store.opened() as core:
             name = dead_letter_topic(core, self.topic, self.folder.options["dead_letters"]).name
-        rows = self.session.read.parquet(*found).sortWithinPartitions("partition", "offset")
+        rows = rows_of(self.session, self.folder.files, [each.path for each in unfit])
+        rows = rows.sortWithinPartitions("partition", "offset")
         klamm.spark.write(
             schema.letters(rows),
             self.store.path,
@@ -407,7 +420,7 @@ class _Work:
             txnVersion=number,
             checkpointLocation=self.folder.checkpoint,
         )
-        self.letters += sum(map(rows_in, found))
+        self.letters += sum(each.rows for each in unfit)
 
     def tidy(self, many: int, days: Mapping[str, object] | None = None) -> None:
         """Merge small files of days that have many."""
@@ -418,18 +431,35 @@ class _Work:
         if merged is not None:
             self.merged += merged
             return
+        if not self.folder.files.is_local:
+            self.merged += merge_small(self.journal, many, self.file_bytes, None if days is None else list(days))
+            return
         for day, small in self.journal.small_files(many, self.file_bytes, days):
             self._merge(self.session, day, list(small), math.ceil(sum(small.values()) / self.file_bytes))
 
     def _merge(self, session: SparkSession, day: str, small: list[str], count: int) -> None:
         rows = session.read.option("mergeSchema", self.schemas is not None).parquet(*small)
         rows = rows.coalesce(1) if count == 1 else rows.repartitionByRange(count, "partition", "offset")
-        self.journal.merge(day, small, rows.sortWithinPartitions("partition", "offset").write.parquet)
+        sorted_rows = rows.sortWithinPartitions("partition", "offset")
+
+        def write(path: str) -> list[str]:
+            sorted_rows.write.parquet(path)
+            return files_in(path)
+
+        self.journal.merge(day, small, write)
         self.merged += len(small)
 
 
+def _written_by_spark(path: str) -> list[DayFile]:
+    return [
+        DayFile(f"date={day.removeprefix('day=')}", each, rows_in(each))
+        for day in days_of(path, "day=")
+        for each in files_in(f"{path}/{day}")
+    ]
+
+
 def _write(
-    parts: Sequence[list[Task]], directory: str, batches: Iterator[pa.RecordBatch], *, has_dates: bool
+    parts: Sequence[list[Task]], output: Output, batches: Iterator[pa.RecordBatch], *, has_dates: bool
 ) -> Iterator[pa.RecordBatch]:
     """Write the parts whose numbers come, in a task."""
     import pyarrow as pa
@@ -440,6 +470,6 @@ def _write(
         for batch in batches:
             numbers: Any = batch.column("id").to_pylist()
             for number in numbers:
-                if written := write_days(parts[number], directory, has_dates=has_dates):
+                if written := write_days(parts[number], output, has_dates=has_dates):
                     columns: list[Any] = [list(each) for each in zip(*written, strict=True)]
                     yield pa.RecordBatch.from_arrays([pa.array(each) for each in columns], list(DayFile._fields))

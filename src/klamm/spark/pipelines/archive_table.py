@@ -28,6 +28,7 @@ from klamm.errors import KlammError, NotAStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from klamm.spark.pipelines.folder_files import FolderFiles
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
 __all__ = ["FORMATS", "ArchiveTable", "FileStatistics", "TableFile", "empty_schema", "statistics_of", "table_of"]
@@ -64,8 +65,9 @@ class ArchiveTable(ABC):
     has_dates: ClassVar[bool] = False
     """Whether its files have the column `date`, too, and not only their folder."""
 
-    def __init__(self, directory: str, app_id: str) -> None:
-        self._directory = directory
+    def __init__(self, files: FolderFiles, app_id: str) -> None:
+        self._files = files
+        self._directory = files.root
         self._app_id = app_id
 
     def publish(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
@@ -135,18 +137,18 @@ def table_of(folder: PipelineDirectory) -> ArchiveTable | None:
     kind = folder.options.get("format")
     if kind not in ("delta", "iceberg"):
         return None
-    identity = type(folder).read(folder.directory)
+    identity = type(folder).read(folder.files)
     assert identity is not None
     ((topic, topic_id),) = identity["identity"]["topics"].items()
     app_id = f"klamm.archive.{topic_id}"
     if kind == "delta":
         from klamm.spark.pipelines.delta_table import DeltaTable
 
-        return DeltaTable(folder.directory, app_id)
+        return DeltaTable(folder.files, app_id)
     from klamm.spark.pipelines.iceberg_table import IcebergTable
 
     catalog, name = folder.options.get("catalog"), folder.options.get("table_name")
-    return IcebergTable(folder.directory, app_id, topic, catalog=catalog, name=name)
+    return IcebergTable(folder.files, app_id, topic, catalog=catalog, name=name)
 
 
 def empty_schema() -> pa.Schema:
@@ -157,11 +159,11 @@ def empty_schema() -> pa.Schema:
     return schema_for(COLUMNS)
 
 
-def statistics_of(path: str) -> FileStatistics:
+def statistics_of(source: Any) -> FileStatistics:
     """Return how many rows a file has, of which offsets, partitions and times, and its columns."""
     import pyarrow.parquet as pq
 
-    about = pq.read_metadata(path)
+    about = pq.read_metadata(source)
     least: dict[str, int] = {}
     greatest: dict[str, int] = {}
     for group in map(about.row_group, range(about.num_row_groups)):

@@ -5,7 +5,8 @@
 A commit has the number of the change (archive_table.py, TBL1 to TBL3) as txnVersion. Small files are merged by Delta's
 own OPTIMIZE, which leaves the old ones for readers of older versions; VACUUM removes them. The package syncs nothing,
 so a power cut may leave the commit of an OPTIMIZE and not its files: such a last commit is removed, and the old files
-are the table's again.
+are the table's again. Of a torn checkpoint: delta_checkpoint.py. In an object store a commit is one PUT with a
+condition, and whole: nothing is synced or removed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from klamm.disk import files
 from klamm.errors import KlammError, NotInstalled
 from klamm.spark.pipelines.archive_table import ArchiveTable, FileStatistics, TableFile, empty_schema, statistics_of
+from klamm.spark.pipelines.delta_checkpoint import remove_torn
+
+if TYPE_CHECKING:
+    from klamm.spark.pipelines.folder_files import FolderFiles
 
 __all__ = ["CHECKPOINT_EVERY", "LOG", "DeltaTable"]
 
@@ -36,9 +41,9 @@ _log = logging.getLogger("klamm.spark")
 class DeltaTable(ArchiveTable):
     """The table in a folder, of one archive; one process at a time."""
 
-    def __init__(self, directory: str, app_id: str) -> None:
+    def __init__(self, files: FolderFiles, app_id: str) -> None:
         """Prepare. Raise NotInstalled without the package."""
-        super().__init__(directory, app_id)
+        super().__init__(files, app_id)
         try:
             import deltalake
         except ImportError:
@@ -48,13 +53,15 @@ class DeltaTable(ArchiveTable):
         self._versions: range = range(0)  # that this process has written and not synced
 
     def _last_sequence(self) -> int | None:
-        self._remove_torn()
+        if self._files.is_local:
+            self._remove_torn()
+            remove_torn(f"{self._directory}/{LOG}")
         self._table = self._open()
         return None if self._table is None else self._table.transaction_version(self._app_id)
 
     def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
         assert not removes
-        statistics = [statistics_of(f"{self._directory}/{name}") for name in adds]
+        statistics = [statistics_of(self._files.source(self._files.path(name))) for name in adds]
         first = 0 if self._table is None else self._table.version() + 1
         self._table = table = self._table or self._create(statistics)
         self._add_columns(table, statistics)
@@ -66,6 +73,8 @@ class DeltaTable(ArchiveTable):
 
     def _sync(self, *, is_repeated: bool) -> None:
         """Sync what was written; all of it, if that was begun by a run that was killed. The package syncs nothing."""
+        if not self._files.is_local:
+            return
         log = f"{self._directory}/{LOG}"
         written = {f"{version:020}" for version in self._versions}
         for name in os.listdir(log):
@@ -127,6 +136,8 @@ class DeltaTable(ArchiveTable):
 
     def _sync_new(self, table: Any, day: str) -> None:
         """Sync what OPTIMIZE has written: files of a day, and its commits."""
+        if not self._files.is_local:
+            return
         for file in _files_of(table, self._directory):
             if file.day == day:
                 files.sync_file(file.path)
@@ -143,13 +154,16 @@ class DeltaTable(ArchiveTable):
     # ---- the package
 
     def _open(self) -> Any:
-        if not self._deltalake.DeltaTable.is_deltatable(self._directory):
+        options = self._files.options or None
+        if not self._deltalake.DeltaTable.is_deltatable(self._directory, storage_options=options):
             return None
-        return self._deltalake.DeltaTable(self._directory)
+        return self._deltalake.DeltaTable(self._directory, storage_options=options)
 
     def _create(self, statistics: Sequence[FileStatistics]) -> Any:
         schema = self._schema(statistics[0].schema if statistics else empty_schema())
-        return self._deltalake.DeltaTable.create(self._directory, schema, partition_by=["date"])
+        return self._deltalake.DeltaTable.create(
+            self._directory, schema, partition_by=["date"], storage_options=self._files.options or None
+        )
 
     def _schema(self, columns: Any) -> Any:
         import pyarrow as pa
@@ -174,10 +188,10 @@ class DeltaTable(ArchiveTable):
 
         actions = []
         for name, statistics in adds:
-            status, day = os.stat(f"{self._directory}/{name}"), name.partition("/")[0].removeprefix(_DATE)
+            status, day = self._files.status(name), name.partition("/")[0].removeprefix(_DATE)
             values = {"date": None if day.startswith("+") else day}  # Delta's dates end with the year 9999
-            modified_ms = status.st_mtime_ns // 1_000_000
-            actions.append(AddAction(name, status.st_size, values, modified_ms, True, json.dumps(_as_json(statistics))))
+            described = json.dumps(_as_json(statistics))
+            actions.append(AddAction(name, status.size, values, status.modified_ms, True, described))
         properties = CommitProperties(
             custom_metadata={name: json.dumps(value) for name, value in summary.items()},
             app_transactions=[Transaction(self._app_id, sequence)],
@@ -201,7 +215,8 @@ class DeltaTable(ArchiveTable):
         try:
             yield
         except self._deltalake.exceptions.DeltaError as error:
-            raise KlammError(f"{self._directory}/{LOG}: {error}") from error
+            text = self._files.without_options(str(error))
+            raise KlammError(f"{self._directory}/{LOG}: {text}") from None if self._files.options else error
 
 
 def _is_whole(path: str, size: int) -> bool:

@@ -25,11 +25,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klamm.disk import files
 from klamm.errors import InvalidSetting, KlammError, NotAStore, NotInstalled
 from klamm.spark.pipelines.archive_table import ArchiveTable, FileStatistics, TableFile, empty_schema, statistics_of
+
+if TYPE_CHECKING:
+    from klamm.spark.pipelines.folder_files import FolderFiles
 
 __all__ = ["CATALOG", "METADATA", "IcebergTable"]
 
@@ -54,13 +57,14 @@ class IcebergTable(ArchiveTable):
     has_dates = True
 
     def __init__(
-        self, directory: str, app_id: str, topic: str, *, catalog: str | None = None, name: str | None = None
+        self, files: FolderFiles, app_id: str, topic: str, *, catalog: str | None = None, name: str | None = None
     ) -> None:
         """Prepare. `catalog` is a name that pyiceberg's settings know; None: the one in the folder.
 
         Raise NotInstalled without the package.
         """
-        super().__init__(directory, app_id)
+        super().__init__(files, app_id)
+        directory = files.root
         try:
             from pyiceberg.catalog.sql import SqlCatalog
 

@@ -13,26 +13,26 @@ Promises
   JRN1  A file is on disk, name and bytes, before a journal speaks of it.
   JRN2  A change is carried out, and on disk, before the next one is decided. To carry it out again does nothing.
   JRN3  A sequence number is used by one change only: no file ever gets the name of another.
+  JRN4  In an object store, of two runs that are at work the first decides a change, and the other one ends with
+        StoreBusy: the journal takes the place of the one that its run has read, or of none (object_files.py).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from klamm.disk import _os, files
-from klamm.errors import KlammError, NotAStore
+from klamm.errors import KlammError, NotAStore, StoreBusy
 from klamm.spark.pipelines.archive_table import table_of
+from klamm.spark.pipelines.folder_files import OURS, FolderFiles
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 
-__all__ = ["Journal", "State", "days_of", "files_in", "rows_in"]
+__all__ = ["JOURNAL", "Journal", "State", "rows_in"]
 
+JOURNAL = f"{OURS}/journal.json"
 _VERSION = 1
 
 
@@ -49,19 +49,22 @@ class State:
     adds: tuple[tuple[str, str], ...] = ()
     """Of the last change: a staged file, and its name; both from the folder on."""
     removes: tuple[str, ...] = ()
+    run: str | None = None
+    """The run that decided it, in an object store."""
 
     @staticmethod
-    def read(directory: str) -> State:
+    def read(files: FolderFiles) -> State:
         """Read the journal of a pipeline's folder; without one, nothing was done yet."""
-        path = f"{directory}/journal.json"
+        path = files.path(JOURNAL)
         try:
-            content = json.loads(files.read(path))
+            content = json.loads(files.read(JOURNAL))
             return State(
                 content["sequence"],
                 content["batch"],
                 {int(number): end for number, end in content["ends"].items()},
                 tuple((staged, name) for staged, name in content["adds"]),
                 tuple(content["removes"]),
+                content.get("run"),
             )
         except FileNotFoundError:
             return State()
@@ -79,6 +82,8 @@ class State:
             "adds": [list(pair) for pair in self.adds],
             "removes": list(self.removes),
         }
+        if self.run is not None:
+            content["run"] = self.run
         return json.dumps(content, indent=1).encode() + b"\n"
 
 
@@ -86,22 +91,22 @@ class Journal:
     """The journal of one pipeline's folder; for one process at a time."""
 
     def __init__(self, folder: PipelineDirectory) -> None:
-        self._folder = folder.directory
-        self._ours = os.path.dirname(folder.inside(""))
-        self._staging = folder.inside("staging")
+        self.files = folder.files
         self.table = table_of(folder)
-        self.state = State.read(self._ours)
+        self.state = State.read(self.files)
 
-    def recover(self) -> None:
-        """Finish what was decided, and forget what was not."""
-        self._carry_out()
-        shutil.rmtree(self._staging, ignore_errors=True)
+    def recover(self, *, is_first: bool = False) -> None:
+        """Finish what was decided, and forget what was not. `is_first`: this run has decided it a moment ago."""
+        state = self.state
+        self.files.publish(state.adds, state.removes if self.table is None else (), is_first=is_first)
+        if self.table is not None:
+            summary = {"klamm.batch": state.batch, "klamm.ends": state.ends}
+            self.table.publish(state.sequence, [name for _, name in state.adds], state.removes, summary)
+        self.files.clear(state.sequence)
 
     def stage(self, name: str) -> str:
-        """Return a new folder to write into."""
-        path = f"{self._staging}/{name}"
-        shutil.rmtree(path, ignore_errors=True)
-        return path
+        """Return the path of a new folder to write into."""
+        return self.files.stage(name, self.state.sequence + 1)
 
     def commit(
         self,
@@ -116,18 +121,18 @@ class Journal:
         adds: list[tuple[str, str]] = []
         for folder, paths in staged.items():
             for path in paths:
-                files.sync_file(path)
-                adds.append((os.path.relpath(path, self._folder), f"{folder}/{sequence:08d}-{len(adds):04d}.parquet"))
-        for above in {os.path.dirname(f"{self._folder}/{path}") for path, _ in adds}:
-            while len(above) >= len(self._ours):
-                files.sync_directory(above)
-                above = os.path.dirname(above)
-        decided = replace(self.state, sequence=sequence, adds=tuple(adds), removes=tuple(removes))
+                adds.append((self.files.name(path), f"{folder}/{sequence:08d}-{len(adds):04d}.parquet"))
+        self.files.secure([staged_name for staged_name, _ in adds])
+        decided = replace(self.state, sequence=sequence, adds=tuple(adds), removes=tuple(removes), run=self.files.run)
         if batch is not None:
             decided = replace(decided, batch=batch, ends={**self.state.ends, **(ends or {})})
-        files.replace(f"{self._ours}/journal.json", decided.pack())
+        try:
+            self.files.replace(JOURNAL, decided.pack())
+        except StoreBusy:
+            self.files.give_up(sequence)
+            raise
         self.state = decided
-        self.recover()
+        self.recover(is_first=True)
         return [name for _, name in adds]
 
     def small_files(
@@ -142,64 +147,32 @@ class Journal:
     def _sizes(self, days: Collection[str] | None) -> dict[str, dict[str, int]]:
         """Return the sizes of files by path, by day."""
         if self.table is None:
-            chosen = days_of(self._folder) if days is None else days
-            return {day: {path: os.path.getsize(path) for path in files_in(f"{self._folder}/{day}")} for day in chosen}
+            return {day: self.files.sizes(day) for day in (self.files.days() if days is None else days)}
         sizes: dict[str, dict[str, int]] = {}
         for file in self.table.files():
             if file.day is not None and not file.has_deletes and (days is None or f"date={file.day}" in days):
                 sizes.setdefault(f"date={file.day}", {})[file.path] = file.size
         return sizes
 
-    def merge(self, day: str, paths: Sequence[str], write: Callable[[str], object]) -> None:
-        """Replace files of a day by those that `write` makes of them, in the folder that it is given."""
-        staged = self.stage("merged")
-        write(staged)
-        merged = files_in(staged)
-        if sum(map(rows_in, merged)) != sum(map(rows_in, paths)):
-            raise KlammError(f"{self._folder}/{day}: merged files have other rows than those they are made of")
-        self.commit({day: merged}, [os.path.relpath(path, self._folder) for path in paths])
+    def merge(self, day: str, paths: Sequence[str], write: Callable[[str], Sequence[str]]) -> None:
+        """Replace files of a day by those that `write` makes of them in the staged folder that it is given."""
+        merged = write(self.stage("merged"))
+        if sum(self._rows_in(path) for path in merged) != sum(self._rows_in(path) for path in paths):
+            raise KlammError(f"{self.files.path(day)}: merged files have other rows than those they are made of")
+        self.commit({day: merged}, [self.files.name(path) for path in paths])
 
-    def _carry_out(self) -> None:
-        folders = {os.path.dirname(name) for name in (*(name for _, name in self.state.adds), *self.state.removes)}
-        for folder in folders:
-            files.make_directory(f"{self._folder}/{folder}")
-        files.sync_directory(self._folder)  # a new sub-folder is on disk before a file is moved into it
-        for path, name in self.state.adds:
-            with suppress(FileNotFoundError):  # it was renamed already
-                _os.rename(f"{self._folder}/{path}", f"{self._folder}/{name}")
-        for name in self.state.removes if self.table is None else ():
-            files.remove(f"{self._folder}/{name}")
-        for folder in folders:
-            files.sync_directory(f"{self._folder}/{folder}")
-        if self.table is not None:
-            summary = {"klamm.batch": self.state.batch, "klamm.ends": self.state.ends}
-            names = [name for _, name in self.state.adds]
-            self.table.publish(self.state.sequence, names, self.state.removes, summary)
+    def _rows_in(self, path: str) -> int:
+        return rows_in(self.files.source(path))
 
     def paths(self) -> list[str]:
         """Return the files that have the rows, in order."""
         if self.table is not None:
             return self.table.paths()
-        return [path for day in days_of(self._folder) for path in files_in(f"{self._folder}/{day}")]
+        return [path for day in self.files.days() for path in self.files.paths(day)]
 
 
-def files_in(path: str) -> list[str]:
-    """Return the Parquet files of a folder, in order."""
-    try:
-        return sorted(
-            f"{path}/{name}" for name in os.listdir(path) if name.endswith(".parquet") and name[0] not in "._"
-        )
-    except FileNotFoundError:
-        return []
-
-
-def days_of(path: str, prefix: str = "date=") -> list[str]:
-    """Return the names of the folders of days, in order."""
-    return sorted(name for name in os.listdir(path) if name.startswith(prefix)) if os.path.isdir(path) else []
-
-
-def rows_in(path: str) -> int:
+def rows_in(source: Any) -> int:
     """Return how many rows a Parquet file has."""
     import pyarrow.parquet as pq
 
-    return int(pq.read_metadata(path).num_rows)
+    return int(pq.read_metadata(source).num_rows)

@@ -12,8 +12,7 @@ other way round, also in the middle of a micro-batch after a kill.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -30,11 +29,12 @@ from klamm.spark.planner import Planner
 from klamm.spark.range_reader import Task, forget_store
 
 if TYPE_CHECKING:
+    from klamm.spark.pipelines.folder_files import FolderFiles
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
     from klamm.spark.pipelines.report import Progress
     from klamm.spark.pipelines.store_location import StoreLocation
 
-__all__ = ["TASK_OFFSETS", "ArchiveHere", "tasks_of"]
+__all__ = ["TASK_OFFSETS", "ArchiveHere", "merge_small", "tasks_of"]
 
 TASK_OFFSETS = 100_000
 """The least that a task of Spark's reads, if there is that much: each task writes a file for each day."""
@@ -138,12 +138,11 @@ class ArchiveHere:
 
     def _batch(self, planner: Planner, number: int, begin: StreamOffsets, end: StreamOffsets) -> None:
         """Write the files of a micro-batch to staging, commit them by the journal, and mark the checkpoint as done."""
-        staging = self._journal.stage(f"batch-{number}")
-        os.makedirs(staging)
+        output = self._folder.files.output(self._journal.stage(f"batch-{number}"))
         table = self._journal.table
         has_dates = table is not None and table.has_dates
-        written = write_days(_tasks(planner, self._options, begin, end), staging, has_dates=has_dates)
-        checkpoint.sync_plan(self._folder.checkpoint, number)
+        written = write_days(_tasks(planner, self._options, begin, end), output, has_dates=has_dates)
+        self._folder.save_plan(number)
         ends = {tp.partition: end_offset for tp, end_offset in end}
         self.files += len(self._journal.commit(by_day(written), batch=number, ends=ends))
         self.rows += sum(each.rows for each in written)
@@ -154,22 +153,29 @@ class ArchiveHere:
         """Merge small files of days that have many, about `file_bytes` at a time."""
         table = self._journal.table
         merged = None if table is None else table.optimize(many, file_bytes)
-        if merged is not None:
-            self.merged += merged
-            return
-        for day, small in self._journal.small_files(many, file_bytes):
-            for group in _groups(small, file_bytes):
-                self._journal.merge(day, group, partial(_merge, group))
-                self.merged += len(group)
+        self.merged += merge_small(self._journal, many, file_bytes) if merged is None else merged
 
 
-def _merge(paths: Iterable[str], directory: str) -> None:
+def merge_small(journal: Journal, many: int, file_bytes: int, days: Collection[str] | None = None) -> int:
+    """Merge small files of days that have `many`, in this process. Return how many went."""
+    merged = 0
+    for day, small in journal.small_files(many, file_bytes, days):
+        for group in _groups(small, file_bytes):
+            journal.merge(day, group, partial(_merge, journal.files, group))
+            merged += len(group)
+    return merged
+
+
+def _merge(files: FolderFiles, paths: Sequence[str], staged: str) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    os.makedirs(directory)
-    rows = pa.concat_tables([pq.ParquetFile(path).read() for path in paths], promote_options="default")
-    pq.write_table(rows.sort_by([("partition", "ascending"), ("offset", "ascending")]), f"{directory}/part-0.parquet")
+    output = files.output(staged)
+    rows = pa.concat_tables([pq.ParquetFile(files.content(path)).read() for path in paths], promote_options="default")
+    with output.folder() as directory:
+        path = f"{directory}/part-0.parquet"
+        pq.write_table(rows.sort_by([("partition", "ascending"), ("offset", "ascending")]), path)
+        return [output.keep(directory, path)]
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterable[list[str]]:

@@ -21,7 +21,9 @@ from klamm.spark.range_reader import Task, read, schema_for
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BUFFER_BYTES", "COLUMNS", "DayFile", "by_day", "shared_out", "write_days"]
+    from klamm.spark.pipelines.folder_files import Output
+
+__all__ = ["BUFFER_BYTES", "COLUMNS", "DayFile", "by_day", "shared_out", "write_days", "write_fitting"]
 
 COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
 BUFFER_BYTES = 64 << 20
@@ -39,20 +41,76 @@ class DayFile(NamedTuple):
     rows: int
 
 
-def write_days(tasks: Iterable[Task], directory: str, *, has_dates: bool = False) -> list[DayFile]:
-    """Write the records of ranges into new files of `directory`, which exists: one for each day.
+def write_days(tasks: Iterable[Task], output: Output, *, has_dates: bool = False) -> list[DayFile]:
+    """Write the records of ranges into new files: one for each day.
 
     With `has_dates` they have the column `date`, too; it is null beyond the year 9999.
     """
-    files = _DayFiles(directory, has_dates=has_dates)
-    try:
-        for task in tasks:
-            for batch in read(task, files.columns):
-                files.write(batch)
-        files.flush()
-    finally:
-        files.close()
-    return files.written()
+    columns = schema_for(COLUMNS)
+    with output.folder() as directory:
+        files = _DayFiles(directory, columns, has_dates=has_dates)
+        try:
+            for task in tasks:
+                for batch in read(task, columns):
+                    files.write(batch)
+            files.flush()
+        finally:
+            files.close()
+        return [each._replace(path=output.keep(directory, each.path)) for each in files.written()]
+
+
+def write_fitting(
+    batches: Iterable[pa.RecordBatch], output: Output, *, has_dates: bool = False
+) -> tuple[list[DayFile], list[DayFile]]:
+    """Write rows, which say in the column `fits` whether they fit a schema, into new files: one for each day.
+
+    Return the files of those that fit, and the files of the others, which have COLUMNS alone.
+    """
+    import pyarrow.compute as pc
+
+    with output.folder() as directory:
+        both: dict[bool, _DayFiles] = {}
+        try:
+            for batch in map(_in_utc, batches):
+                for fits in (True, False):
+                    mask: Any = batch.column("fits") if fits else pc.invert(batch.column("fits"))
+                    names = [name for name in batch.schema.names if name != "fits"] if fits else list(COLUMNS)
+                    rows = batch.filter(mask).select(names)
+                    if rows.num_rows and fits not in both:
+                        os.mkdir(f"{directory}/fits={fits}")
+                        both[fits] = _DayFiles(f"{directory}/fits={fits}", rows.schema, has_dates=has_dates and fits)
+                    if rows.num_rows:
+                        both[fits].write(rows)
+            for files in both.values():
+                files.flush()
+        finally:
+            for files in both.values():
+                files.close()
+        written = {
+            fits: [each._replace(path=output.keep(directory, each.path)) for each in files.written()]
+            for fits, files in both.items()
+        }
+    return written.get(True, []), written.get(False, [])
+
+
+def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of Spark's, whose times have the session's time zone, with times in UTC."""
+    import pyarrow as pa
+
+    schema = pa.schema([pa.field(each.name, _utc(each.type)) for each in batch.schema])
+    return batch if schema.equals(batch.schema) else batch.cast(schema)
+
+
+def _utc(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _utc(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _utc(kind.item_type))
+    return pa.list_(_utc(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def by_day(written: Iterable[DayFile]) -> dict[str, list[str]]:
@@ -75,11 +133,11 @@ def shared_out(tasks: Sequence[Task], parts: int) -> Iterator[list[Task]]:
 
 
 class _DayFiles:
-    def __init__(self, directory: str, *, has_dates: bool) -> None:
+    def __init__(self, directory: str, columns: pa.Schema, *, has_dates: bool) -> None:
         import pyarrow as pa
 
-        self.columns = schema_for(COLUMNS)
-        self._schema = self.columns.append(pa.field("date", pa.date32())) if has_dates else self.columns
+        self._columns = columns
+        self._schema = columns.append(pa.field("date", pa.date32())) if has_dates else columns
         self._directory = directory
         self._writers: dict[int, tuple[str, Any]] = {}
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
@@ -111,10 +169,10 @@ class _DayFiles:
                 os.mkdir(name)
             path = f"{name}/{os.urandom(8).hex()}.parquet"
             # To find a value's least and greatest takes long, and readers do not search by value.
-            statistics: Any = [each for each in self._schema.names if each not in ("value", "headers")]
+            statistics: Any = [each for each in self._schema.names if each not in ("value", "headers", "data")]
             self._writers[day] = path, pq.ParquetWriter(path, self._schema, write_statistics=statistics)
-        rows = pa.Table.from_batches(self._waiting.pop(day), self.columns)
-        if self._schema is not self.columns:
+        rows = pa.Table.from_batches(self._waiting.pop(day), self._columns)
+        if self._schema is not self._columns:
             date: Any = pa.scalar(None if day > _LAST_DATE else day, pa.int32()).cast(pa.date32())
             rows = rows.append_column(self._schema.field("date"), pa.repeat(date, rows.num_rows))
         del self._bytes[day]

@@ -5,6 +5,15 @@
     _klamm/run.json         when the last run began and ended, and with which error
     _klamm/lock             held by the run that is at work
 
+In an object store (object_files.py) there is no lock: the journal decides which of two runs was first. Spark's
+checkpoint is then in a temporary folder of this machine, made at the start of a run from the plans of the last two
+micro-batches, which are in the store:
+
+    _klamm/plans.json       {"3": "<what offsets/3 says of the source>", "4": …}
+
+  PLD1  The plan of a micro-batch is in the store before anything of it is: its dead letters, its files. A later run
+        carries out the same plan. Of two runs that plan, one is first, and the other ends with StoreBusy.
+
 The first run takes a new folder for its pipeline. Every other run has to be the same pipeline on the same topics with
 the same options: else two of them would write into each other's output, or one would go on where another stood. Spark
 and others read the files beside `_klamm`: they pass over names that begin with `_`.
@@ -14,38 +23,45 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from klamm.disk import files
 from klamm.disk.locks import LockFile
 from klamm.errors import InvalidSetting, KlammError, NewerFormat, NotAStore, StoreBusy
+from klamm.spark import checkpoint
+from klamm.spark.pipelines.folder_files import OURS, FolderFiles, LocalFiles, files_of, local, overtaken
 
 __all__ = ["OURS", "PipelineDirectory", "Run", "local"]
 
-OURS = "_klamm"
 _VERSION = 1
 _LONGEST_ERROR = 1000
+_PIPELINE, _RUN, _PLANS = f"{OURS}/pipeline.json", f"{OURS}/run.json", f"{OURS}/plans.json"
 
 
 class PipelineDirectory:
     """A folder that belongs to a pipeline."""
 
-    def __init__(self, directory: str, options: Mapping[str, Any]) -> None:
-        self.directory = directory
+    def __init__(self, directory: str | FolderFiles, options: Mapping[str, Any]) -> None:
+        self.files = files_of(directory) if isinstance(directory, str) else directory
+        self.directory = self.files.root
         self.options = dict(options)
         """Those of the first run."""
+        self._scratch: str | None = None
 
     @property
     def checkpoint(self) -> str:
-        return f"{self.directory}/{OURS}/checkpoint"
+        if self.files.is_local:
+            return self.inside("checkpoint")
+        assert self._scratch is not None  # `alone` makes it
+        return self._scratch
 
     def inside(self, name: str) -> str:
         """Return a path beside the checkpoint, for what the pipeline itself has to remember."""
-        return f"{self.directory}/{OURS}/{name}"
+        return self.files.path(f"{OURS}/{name}")
 
     @contextmanager
     def alone(self, *, recorded: bool = True) -> Iterator[None]:
@@ -53,10 +69,7 @@ class PipelineDirectory:
 
         With `recorded`, this is a run of the pipeline, and run.json says how it ends.
         """
-        lock = LockFile(self.inside("lock"))
-        try:
-            if not lock.try_hold(0):
-                raise StoreBusy(f"{self.directory}: another run is at work", hint="wait until it has ended")
+        with self._held():
             if not recorded:
                 yield
                 return
@@ -68,37 +81,88 @@ class PipelineDirectory:
                 replace(run, ended_ms=_now_ms(), error=_summary(error)).write(self)
                 raise
             replace(run, ended_ms=_now_ms()).write(self)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        if not self.files.is_local:
+            with tempfile.TemporaryDirectory(prefix="klamm-") as scratch:
+                self._scratch = scratch
+                try:
+                    yield
+                finally:
+                    self._scratch = None
+            return
+        lock = LockFile(self.inside("lock"))
+        try:
+            if not lock.try_hold(0):
+                raise StoreBusy(f"{self.directory}: another run is at work", hint="wait until it has ended")
+            yield
         finally:
             lock.close()
 
     def rewrite(self, **states: bool) -> None:
         """Set or clear `resetting` or `retired`, durably: no run accepts a folder that is either."""
-        path = self.inside("pipeline.json")
-        known = {**json.loads(files.read(path)), **states}
-        files.replace(path, json.dumps(known, indent=2).encode() + b"\n")
+        known = {**json.loads(self.files.read(_PIPELINE)), **states}
+        self.files.replace(_PIPELINE, json.dumps(known, indent=2).encode() + b"\n")
+
+    # ---- plans
+
+    def restore_checkpoint(self, query: str, done: int) -> None:
+        """Make the checkpoint of a folder in an object store: `done` is the last micro-batch that the journal has."""
+        if self.files.is_local:
+            return
+        checkpoint.write_id(self.checkpoint, query)
+        for number, line in sorted(self._plans().items()):
+            if number <= done + 1:
+                checkpoint.write_line(self.checkpoint, number, line)
+        if done >= 0:
+            checkpoint.write_commit(self.checkpoint, done)
+
+    def save_plan(self, number: int) -> None:
+        """Have the plan of a micro-batch on disk, or in the object store, before anything of it is committed."""
+        checkpoint.sync_plan(self.checkpoint, number)
+        if self.files.is_local:
+            return
+        before, line = self._plans(), checkpoint.line_of(self.checkpoint, number)
+        if max(before, default=-1) > number or before.get(number, line) != line:
+            raise overtaken(self.directory)
+        if number not in before:
+            plans = {str(number - 1): before[number - 1]} if number - 1 in before else {}
+            self.files.replace(_PLANS, json.dumps({**plans, str(number): line}, indent=1).encode() + b"\n")
+
+    def _plans(self) -> dict[int, str]:
+        try:
+            content = json.loads(self.files.read(_PLANS))
+            return {int(number): str(line) for number, line in content.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError) as error:
+            raise NotAStore(
+                f"{self.files.path(_PLANS)}: cannot be read: {error}", hint="put _klamm/ back as it was"
+            ) from None
 
     @staticmethod
     def take(
-        directory: str | os.PathLike[str], identity: Mapping[str, Any], options: Mapping[str, Any]
+        directory: str | os.PathLike[str] | FolderFiles, identity: Mapping[str, Any], options: Mapping[str, Any]
     ) -> PipelineDirectory:
         """Take a new or empty folder for a pipeline, or return to its own.
 
         `identity` (pipeline, store, topics with their ids) and `options` have to be what they were; an option that is
         None may be left to what it was. InvalidSetting says what differs.
         """
-        path = local(directory)
-        known = PipelineDirectory.read(path)
+        files = directory if isinstance(directory, FolderFiles) else LocalFiles(local(directory))
+        path = files.root
+        known = PipelineDirectory.read(files)
         if known is None:
-            strangers = sorted(os.listdir(path)) if os.path.isdir(path) else []
+            strangers = files.names()
             if strangers and strangers != [OURS]:
                 raise InvalidSetting(
                     f"{path}: is not empty, and no pipeline's: it has {strangers[0]}", hint="use a new folder"
                 )
-            _make(f"{path}/{OURS}")
+            files.make()
             content = {"version": _VERSION, "identity": dict(identity), "options": dict(options)}
-            files.replace(f"{path}/{OURS}/pipeline.json", json.dumps(content, indent=2).encode() + b"\n")
-            files.sync_directory(f"{path}/{OURS}")
-            return PipelineDirectory(path, options)
+            files.replace(_PIPELINE, json.dumps(content, indent=2).encode() + b"\n")
+            return PipelineDirectory(files, options)
         if known["resetting"]:
             raise InvalidSetting(f"{path}: a reset of it did not end", hint="run klamm pipeline reset again")
         if known["retired"]:
@@ -122,14 +186,15 @@ class PipelineDirectory:
                     f"{path}: was begun with {name} = {_short(known['options'].get(name))}, not {_short(value)}",
                     hint="that cannot change between two runs; use a new folder",
                 )
-        return PipelineDirectory(path, known["options"])
+        return PipelineDirectory(files, known["options"])
 
     @staticmethod
-    def read(directory: str) -> dict[str, Any] | None:
+    def read(directory: str | FolderFiles) -> dict[str, Any] | None:
         """Return the pipeline it belongs to; None if there is none."""
-        path = f"{directory}/{OURS}/pipeline.json"
+        files = files_of(directory) if isinstance(directory, str) else directory
+        path = files.path(_PIPELINE)
         try:
-            found = json.loads(files.read(path))
+            found = json.loads(files.read(_PIPELINE))
             if found["version"] > _VERSION:
                 raise NewerFormat(
                     f"{path}: has format {found['version']}, this Klamm knows formats up to {_VERSION}",
@@ -140,7 +205,7 @@ class PipelineDirectory:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise InvalidSetting(f"{directory}: is a file; expected a folder") from None
+            raise InvalidSetting(f"{files.root}: is a file; expected a folder") from None
         except (ValueError, KeyError, TypeError) as error:
             raise NotAStore(
                 f"{path}: cannot be read: {error}", hint="it may have been edited by hand; remove the folder"
@@ -160,12 +225,12 @@ class Run:
     def read(folder: PipelineDirectory) -> Run | None:
         """Return it; None if there was none, or if it cannot be read."""
         try:
-            return Run(**json.loads(files.read(folder.inside("run.json"))))
+            return Run(**json.loads(folder.files.read(_RUN)))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, folder: PipelineDirectory) -> None:
-        files.replace(folder.inside("run.json"), json.dumps(asdict(self)).encode() + b"\n")
+        folder.files.record(_RUN, json.dumps(asdict(self)).encode() + b"\n")
 
 
 def _now_ms() -> int:
@@ -177,25 +242,6 @@ def _summary(error: BaseException) -> str:
         return "interrupted"
     text = str(error).strip().partition("\n")[0][:_LONGEST_ERROR]
     return text if isinstance(error, KlammError) else f"{type(error).__name__}: {text}"
-
-
-def local(path: str | os.PathLike[str]) -> str:
-    """Return a folder that this machine sees, absolute."""
-    text = os.fspath(path)
-    if "://" in text and not text.startswith("file://"):
-        raise InvalidSetting(
-            f"{text.partition('?')[0]}: is not a folder of this machine",
-            hint="give a folder that this machine and all workers see",
-        )
-    return os.path.abspath(text.removeprefix("file://"))
-
-
-def _make(path: str) -> None:
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise InvalidSetting(f"{path}: cannot be made: {error.strerror}") from error
-    files.sync_ancestors(path)
 
 
 def _described(identity: Mapping[str, Any]) -> str:

@@ -23,9 +23,9 @@ from klamm.log import segment
 from klamm.spark.checkpoint import committed, ends_of
 from klamm.spark.internals import is_connect, session_of
 from klamm.spark.offsets import OURS
+from klamm.spark.pipelines.folder_files import FolderFiles, files_of
 from klamm.spark.pipelines.journal import State
-from klamm.spark.pipelines.pipeline_directory import OURS as OWN_FOLDER
-from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from klamm.spark.pipelines.progress_reports import ProgressReports
 from klamm.spark.pipelines.registry import register
 from klamm.spark.pipelines.store_location import StoreLocation
@@ -78,7 +78,9 @@ class Source:
     ends: Mapping[str, list[int]]
     """The offset after the last record of each partition."""
 
-    def take(self, pipeline: str, directory: str | os.PathLike[str], options: Mapping[str, Any]) -> PipelineDirectory:
+    def take(
+        self, pipeline: str, directory: str | os.PathLike[str] | FolderFiles, options: Mapping[str, Any]
+    ) -> PipelineDirectory:
         """Take a folder for a pipeline that reads these topics, and let the store know of it, if it is a directory.
 
         Store and topics are known by their ids, so a pipeline may go on where the store is reached in another way.
@@ -120,7 +122,7 @@ def bytes_to_read(
         return None
     with location.opened() as core:
         found = core.topic(topic)
-        state = State() if archive is None else State.read(f"{local(archive)}/{OWN_FOLDER}")
+        state = State() if archive is None else State.read(files_of(archive))
         total = 0.0
         for log in found.partitions():
             ends = log.ends()

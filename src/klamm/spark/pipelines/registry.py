@@ -30,7 +30,8 @@ from klamm.disk.locks import LockFile
 from klamm.errors import InvalidSetting, KlammError, UnknownTopic
 from klamm.spark.checkpoint import committed, ends_of
 from klamm.spark.pipelines.archive_table import ArchiveTable, table_of
-from klamm.spark.pipelines.journal import State
+from klamm.spark.pipelines.folder_files import is_object
+from klamm.spark.pipelines.journal import JOURNAL, State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, Run, local
 from klamm.store.deletion import delete_topic
 from klamm.store.directory import Core, opened
@@ -63,7 +64,8 @@ class PipelineInfo:
     directory: str = ""
     state: str = "unknown"
     """running; idle; failed; killed (the last run did not end by itself); new (it never ran); resetting (a reset was
-    killed: run it again); missing (its folder is gone); unknown (a pipeline of your own: its runs are not recorded)."""
+    killed: run it again); missing (its folder is gone); unknown (a pipeline of your own, whose runs are not recorded;
+    an archive in an object store: in a list, which does not look there, or while its last run has not ended)."""
     lag: int | None = None
     """Offsets that the next run has to read; None if a topic is gone, or its progress cannot be read."""
     batches: int = 0
@@ -135,7 +137,10 @@ def list_pipelines(store: str | os.PathLike[str]) -> list[PipelineInfo]:
     """Return the pipelines of a store, by name."""
     path = local(store)
     with opened(path, read_only=True) as core:
-        return [_info(core, name, directory) for name, directory in sorted(_entries(path))]
+        return [
+            _info(core, name, directory) if not is_object(directory) else _remote_info(name, directory)
+            for name, directory in sorted(_entries(path))
+        ]
 
 
 def show_pipeline(store: str | os.PathLike[str], name: str) -> PipelineInfo:
@@ -156,6 +161,11 @@ def reset_pipeline(
     """
     path = local(store)
     directory = _directory(path, name)
+    if is_object(directory):
+        raise InvalidSetting(
+            f"{directory}: an archive in an object store is not reset by Klamm",
+            hint="remove its objects with the store's own tools, or archive to a new folder",
+        )
     with opened(path) as core:
         folder, kind, options = _read_folder(directory)
         if kind == "archive" and keep_output:
@@ -195,7 +205,10 @@ def retire_pipeline(store: str | os.PathLike[str], name: str, *, dry_run: bool =
     directory = _directory(path, name)
     entry = f"{path}/pipelines/{name}{_ENTRY}"
     known = os.path.isdir(directory)
-    if not known:
+    if is_object(directory):
+        kept = f"the archive {directory}, as it is: a run of archive would add to it, and list it again"
+        change = PipelineChange(name, [entry], {}, [kept], not dry_run)
+    elif not known:
         change = PipelineChange(name, [entry], {}, [], not dry_run)
     else:
         folder, kind, options = _read_folder(directory)
@@ -253,6 +266,11 @@ def _read_folder(directory: str) -> tuple[PipelineDirectory, str, Mapping[str, A
     return PipelineDirectory(directory, known["options"]), str(known["identity"].get("pipeline")), known["options"]
 
 
+def _remote_info(name: str, directory: str) -> PipelineInfo:
+    """Return what is known of an archive in an object store without a look into it: that may take minutes to fail."""
+    return PipelineInfo(name, pipeline="archive", target=directory, directory=directory)
+
+
 def _info(core: Core, name: str, directory: str) -> PipelineInfo:
     try:
         known = PipelineDirectory.read(directory)
@@ -290,6 +308,8 @@ def _info(core: Core, name: str, directory: str) -> PipelineInfo:
 
 
 def _state(folder: PipelineDirectory, run: Run | None) -> str:
+    if not folder.files.is_local:  # there is no lock that would say whether a run is at work
+        return "new" if run is None else "unknown" if run.ended_ms is None else "failed" if run.error else "idle"
     path = folder.inside("lock")
     if os.path.exists(path):
         lock = LockFile(path, create=False)
@@ -308,9 +328,8 @@ def _state(folder: PipelineDirectory, run: Run | None) -> str:
 def _position(folder: PipelineDirectory, kind: str) -> tuple[dict[tuple[str, int], int], int, int | None]:
     """Return its position by topic and partition, how many micro-batches that took, and when the last was done."""
     if kind == "archive":
-        path = folder.inside("journal.json")
-        state = State.read(os.path.dirname(path))
-        done_ms = os.stat(path).st_mtime_ns // 1_000_000 if state.batch >= 0 else None
+        state = State.read(folder.files)
+        done_ms = folder.files.status(JOURNAL).modified_ms if state.batch >= 0 else None
         return {("", number): end for number, end in state.ends.items()}, state.batch + 1, done_ms
     number = committed(folder.checkpoint)
     if number is None:

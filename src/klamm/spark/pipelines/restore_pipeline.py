@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode
-from klamm.disk import files
 from klamm.errors import InvalidSetting, NotAStore, UnknownTopic, Unsupported
 from klamm.spark.functions import F
+from klamm.spark.pipelines.archive_rows import rows_of
+from klamm.spark.pipelines.folder_files import OURS, files_of
 from klamm.spark.pipelines.journal import Journal, State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
 from klamm.spark.pipelines.query_runner import plain_errors
@@ -64,9 +65,12 @@ def restore(
     store: str | os.PathLike[str],
     topic: str,
     *,
+    storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Bring the records of an archive, the folder `source`, back into `topic`.
+
+    `source` may be an address such as s3://bucket/lake/orders; `storage_options` as `archive` has them.
 
     Partition, offset, key, value, headers and timestamp of each are what they were; so are gaps between offsets, where
     the log starts and where it goes on. Times count as CreateTime, and batches are not compressed.
@@ -84,14 +88,15 @@ def restore(
             "restore: the offsets of records can only be chosen in a directory, not through a server",
             hint="run it where the store is, and name its directory",
         )
-    folder = _archive_of(source)
+    folder = _archive_of(source, storage_options)
     with folder.alone(recorded=False):
         journal = Journal(folder)
         journal.recover()
         known = _archived(folder)
         with opened(local(store), create=True) as core:
             target = _topic_for(core, topic, known)
-            rows = _archived_rows(spark, journal.paths())
+            paths = journal.paths()
+            rows = rows_of(spark, folder.files, paths).select(*_COLUMNS) if paths else None
             _check_earlier_run(target, known, rows)
             seen, written = _fill(spark, core, target, known, rows, progress)
             for log in target.partitions():
@@ -99,26 +104,26 @@ def restore(
     return Report("restore", folder.directory, topic, seen, written, time.monotonic() - begin)
 
 
-def _archive_of(source: str | os.PathLike[str]) -> PipelineDirectory:
-    path = local(source)
-    known = PipelineDirectory.read(path)
+def _archive_of(source: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> PipelineDirectory:
+    files = files_of(source, storage_options)
+    path, known = files.root, PipelineDirectory.read(files)
     if known is None or known["identity"].get("pipeline") != "archive":
         whose = "unclaimed" if known is None else f"of the pipeline {known['identity'].get('pipeline')}"
         raise InvalidSetting(f"{path}: not an archive: it is {whose}", hint="give a folder that archive has written")
-    return PipelineDirectory(path, known["options"])
+    return PipelineDirectory(files, known["options"])
 
 
 def _archived(folder: PipelineDirectory) -> _Archived:
     path = folder.inside("topic.json")
     try:
-        description = json.loads(files.read(path))
+        description = json.loads(folder.files.read(f"{OURS}/topic.json"))
         count, starts = int(description["partitions"]), [int(each) for each in description["starts"]]
         settings = {name: value for name, value in description["settings"].items() if name not in _LEFT_OUT}
     except FileNotFoundError:
         raise InvalidSetting(f"{folder.directory}: nothing was archived there yet", hint="run archive first") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStore(f"{path}: cannot be read: {error}", hint="it may have been edited by hand") from None
-    done: Mapping[int, int] = State.read(os.path.dirname(path)).ends
+    done: Mapping[int, int] = State.read(folder.files).ends
     ends = [max(done.get(number, 0), start) for number, start in enumerate(starts)]
     return _Archived(folder.directory, count, settings, starts, ends)
 
@@ -141,11 +146,6 @@ def _topic_for(core: Core, topic: str, known: _Archived) -> OpenTopic:
             hint="set it to CreateTime, or restore to a new topic",
         )
     return opened
-
-
-def _archived_rows(spark: SparkSession, paths: list[str]) -> DataFrame | None:
-    """Return the rows of an archive's files; None: it is empty, and no file names its columns."""
-    return spark.read.parquet(*paths).select(*_COLUMNS) if paths else None
 
 
 def _check_earlier_run(opened: OpenTopic, known: _Archived, rows: DataFrame | None) -> None:

@@ -18,9 +18,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from klamm.disk import files
+from klamm.disk.files import number_in_name
 from klamm.errors import InvalidSetting, NotAStore
 from klamm.spark.functions import T
+from klamm.spark.pipelines.folder_files import OURS, FolderFiles
 from klamm.spark.pipelines.json_schema import infer, parse_schema
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["INFER", "MAX_FIELDS", "SchemaHistory", "check_grows", "grown"]
 
 INFER = "infer"
+_FILE = f"{OURS}/schema.json"
 MAX_FIELDS = 1000
 """That are inferred; others are left in the value, as fields that a schema does not name."""
 _log = logging.getLogger("klamm.spark")
@@ -41,7 +43,7 @@ class SchemaHistory:
     """The schemas of one archive."""
 
     def __init__(self, folder: PipelineDirectory, topic: str, *, grows: bool) -> None:
-        self._path = folder.inside("schema.json")
+        self._files = folder.files
         self._checkpoint = folder.checkpoint
         self._topic = topic
         self._grows = grows
@@ -49,7 +51,7 @@ class SchemaHistory:
         self._versions: list[tuple[int, StructType]] = []
         if not self._infers:
             self._versions.append((0, parse_schema(folder.options["schema"])))
-        self._versions += _read_versions(self._path)
+        self._versions += _read_versions(self._files)
 
     @property
     def is_known(self) -> bool:
@@ -78,7 +80,7 @@ class SchemaHistory:
         if schema == latest:
             return
         check_grows(latest, schema)
-        numbers = [files.number_in_name(name) for name in _names(f"{self._checkpoint}/offsets")]
+        numbers = [number_in_name(name) for name in _names(f"{self._checkpoint}/offsets")]
         self._add(max(done, *(number for number in numbers if number is not None), -1) + 1, schema)
 
     def infer_more(self, spark: SparkSession, values: DataFrame, batch: int) -> None:
@@ -89,26 +91,27 @@ class SchemaHistory:
         before = self.at(batch)
         after = before if found is None else grown(before, found)
         if after != before:
-            _log.info("%s: the schema of values grows: %s", self._path, after.simpleString())
+            _log.info("%s: the schema of values grows: %s", self._files.path(_FILE), after.simpleString())
             self._add(batch, after)
 
     def _add(self, batch: int, schema: StructType) -> None:
         self._versions.append((batch, schema))
         stored = self._versions if self._infers else self._versions[1:]
         content = [{"batch": first, "schema": each.jsonValue()} for first, each in stored]
-        files.replace(self._path, json.dumps(content, indent=1).encode() + b"\n")
+        self._files.replace(_FILE, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def _read_versions(path: str) -> list[tuple[int, StructType]]:
+def _read_versions(files: FolderFiles) -> list[tuple[int, StructType]]:
     try:
-        content = json.loads(files.read(path))
+        content = json.loads(files.read(_FILE))
         versions: list[dict[str, Any]] = [{"batch": 0, "schema": content}] if isinstance(content, dict) else content
         return [(int(each["batch"]), T.StructType.fromJson(each["schema"])) for each in versions]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStore(
-            f"{path}: cannot be read: {error}", hint="put _klamm/ back as it was, or archive to a new folder"
+            f"{files.path(_FILE)}: cannot be read: {error}",
+            hint="put _klamm/ back as it was, or archive to a new folder",
         ) from None
 
 

@@ -12,7 +12,8 @@ Promises
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
 
 A scope is `<writer>/<hash of the target>/`, and a transactional id is the scope, the number of the task's partition and
-the number of the attempt. So a streaming query uses the same few ids for all of its micro-batches.
+the number of the attempt; then one more, if another attempt uses that id (attempt.py). So a streaming query uses the
+same few ids for all of its micro-batches.
 """
 
 from __future__ import annotations
