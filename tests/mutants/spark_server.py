@@ -8,6 +8,9 @@ ATTEMPT = "src/klamm/spark/server/attempt.py"
 JOINT_DECISION = "src/klamm/store/joint_decision.py"
 DECISION = "src/klamm/spark/server/decision.py"
 REMOTE_STORE = "src/klamm/spark/server/remote_store.py"
+STORE_LOCATION = "src/klamm/spark/pipelines/store_location.py"
+LOCAL_ARCHIVE = "src/klamm/spark/pipelines/local_archive.py"
+PIPELINE_TESTS = "tests/spark/pipelines/test_at_a_server.py"
 JOINT_TESTS = "tests/kafka/transactions/test_joint_decisions.py"
 SINK_TESTS = "tests/spark/test_server_sink.py"
 READER_TESTS = "tests/spark/test_server_reader.py"
@@ -78,6 +81,18 @@ MUTANTS = [
         "spark/server/decision.py SRV3",
         ((DECISION, "if not can_decide(client):", "if not client:"),),
         (f"{SINK_TESTS}::test_a_server_that_is_not_klamms_is_refused_before_anything_is_written",),
+    ),
+    Mutant(
+        "a pipeline writes to an Apache Kafka",
+        "spark/pipelines/store_location.py",
+        ((STORE_LOCATION, "if not can_decide(store.client):", "if not store.client:"),),
+        (f"{PIPELINE_TESTS}::test_what_a_server_cannot_do_is_refused_before_anything_is_done",),
+    ),
+    Mutant(
+        "tasks of an archive read a directory in the place of the server",
+        "spark/pipelines/local_archive.py",
+        ((LOCAL_ARCHIVE, "options.fail_on_data_loss, options.server)", "options.fail_on_data_loss)"),),
+        (f"{PIPELINE_TESTS}::test_a_login_stands_behind_the_address_and_in_no_file",),
     ),
     Mutant(
         "every user may decide",

@@ -13,7 +13,9 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, StoreError, TopicExists, UnknownTopic, Unreachable, Unsupported
+from klamm.kafka.apis import TABLE
 from klamm.kafka.settings import STANDARD_AUTHORIZER
+from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark.pipelines import (
     aggregate,
     archive,
@@ -93,7 +95,8 @@ def test_topics_are_made_at_a_server_as_in_a_directory(store: klamm.Store, addre
     for suffix in ("", ".dlq"):
         here, there = (store.topics.describe(name + suffix) for name in ("here", "there"))
         assert (len(here.partitions), here.settings) == (len(there.partitions), there.settings)
-    assert store.topics.describe("here").settings["max.message.bytes"] == "100000"
+    made = store.topics.describe("here").settings
+    assert (made["max.message.bytes"], made["cleanup.policy"]) == ("100000", "compact")
 
 
 # ---- archives
@@ -169,7 +172,7 @@ def test_an_archive_whose_process_and_server_are_killed_has_every_record_once(
                 server.begin()
                 took = wait_for(lambda least=before + 8: done() >= least, process)  # type: ignore[misc]
                 with pytest.raises(subprocess.TimeoutExpired):  # anywhere in the next micro-batches
-                    process.wait(dice.random() * took / 4)
+                    process.wait(dice.random() * min(took / 4, 0.5))
         archive(None, f"klamm://{server.address}", "orders", out)
         assert rows_of(out) == topic_rows(store, "orders")
 
@@ -198,6 +201,9 @@ def test_what_a_server_cannot_do_is_refused_before_anything_is_done(
         archive(None, where, "ordres", tmp_path / "out")
     with pytest.raises(InvalidSetting, match=r"no option 'sasl\.user'"):
         archive(None, f"{where}?sasl.user=anna", "orders", tmp_path / "out")
+    monkeypatch.delitem(TABLE, DECIDE_TRANSACTIONS.key)
+    with pytest.raises(Unsupported, match="is not klamm serve, so results could be there twice, or in part"):
+        aggregate(spark, where, "orders", "out", **windows, checkpoint=tmp_path / "out")  # type: ignore[arg-type]
     monkeypatch.setattr(client, "RETRY_TIMEOUT_S", 0.1)
     with pytest.raises(Unreachable, match="Connection refused"):
         archive(None, f"klamm://127.0.0.1:{free_port()}", "orders", tmp_path / "out")

@@ -81,6 +81,15 @@ def test_an_archive_in_an_object_store_has_each_record_once(s3: S3, store: klamm
     assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
 
 
+def test_a_topic_of_a_server_is_archived_and_its_directory_goes_on(s3: S3, store: klamm.Store, folder: str) -> None:
+    store.topics.create("orders", 2)
+    with klamm.server(store) as address:
+        for number, where in enumerate((f"kafka://{address}", store.path, f"klamm://{address}")):
+            fill(store, 20 * number, 20)
+            archive(None, where, "orders", f"s3://lake/{folder}", storage_options=s3.options, max_offsets=15)
+            assert is_whole(s3, store, folder)
+
+
 @pytest.mark.parametrize(
     ("kind", "is_done"),
     [
