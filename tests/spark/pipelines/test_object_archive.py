@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy, Unreachable
-from klamm.spark.pipelines import archive, restore
+from klamm.errors import InvalidSetting, NotAStore, StoreBusy, Unreachable
+from klamm.spark.pipelines import (
+    archive,
+    list_pipelines,
+    reset_pipeline,
+    restore,
+    retire_pipeline,
+    show_pipeline,
+)
 from klamm.spark.pipelines.folder_files import OURS, files_of
 from klamm.spark.pipelines.journal import JOURNAL, Journal, State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
@@ -30,7 +37,6 @@ pytest.importorskip("moto")
 
 from klamm.spark.pipelines import object_files
 from klamm.spark.pipelines.delta_table import DeltaTable
-
 
 _numbers = itertools.count()
 
@@ -85,8 +91,8 @@ def test_an_archive_in_an_object_store_has_each_record_once(s3: S3, store: klamm
 @pytest.mark.parametrize(
     ("kind", "is_done"),
     [
-        ("parquet", False),
         ("parquet", True),
+        pytest.param("parquet", False, marks=pytest.mark.soak),
         *(pytest.param("delta", is_done, marks=pytest.mark.soak) for is_done in (False, True)),
     ],
 )
@@ -112,12 +118,13 @@ def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
     assert is_whole(s3, store, folder, kind)
 
 
-def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str) -> None:
+@pytest.mark.parametrize("rounds", [3, pytest.param(200, marks=pytest.mark.soak)])
+def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     """Errors, throttling, connections that are reset, and responses that are lost."""
     dice = random.Random(seed_of())
     store.topics.create("orders", 2)
     injected = 0
-    for _ in range(3):
+    for _ in range(rounds):
         few(store, 8)
         s3.faults(rate=0.2, seed=dice.random())
         try:
@@ -127,7 +134,7 @@ def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: s
         injected += s3.counts()["injected"]
     s3.faults()
     run(s3, store, folder)
-    assert injected > 4
+    assert injected > rounds
     assert is_whole(s3, store, folder)
 
 
@@ -171,11 +178,12 @@ def test_of_two_runs_the_first_is_done_and_the_other_changes_nothing(
     assert is_whole(s3, store, folder)
 
 
-def test_runs_at_the_same_time_never_damage_an_archive(s3: S3, store: klamm.Store, folder: str) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.soak)])
+def test_runs_at_the_same_time_never_damage_an_archive(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     store.topics.create("orders", 2)
     codes = set()
-    for _ in range(2):
-        few(store, 20)
+    for _ in range(rounds):
+        few(store, 40)
         runs = [objects.archiving(s3, store.path, f"s3://lake/{folder}", max_offsets=5) for _ in range(3)]
         for process in runs:
             process.join()
@@ -255,12 +263,40 @@ def test_what_is_wrong_with_an_address_or_its_options_is_said_without_them(
     assert SECRET not in str(wrong.value) + str(missing.value)
     files = object_files.ObjectFiles(f"s3://lake/{folder}", s3.options)
     assert "no ***" in str(files._failure("x", ValueError(f"no {SECRET}")))
-    with pytest.raises(InvalidSetting, match="an Iceberg table cannot be in an object store"):
+    with pytest.raises(InvalidSetting, match="catalog: an Iceberg table in an object store needs one"):
         run(s3, store, folder, format="iceberg")
     store.topics.create("others")
     run(s3, store, folder)
     with pytest.raises(InvalidSetting, match="belongs to the pipeline archive of orders"):
         archive(None, store.path, "others", f"s3a://lake/{folder}", storage_options=s3.options)
+
+
+def test_the_command_line_takes_an_address(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials come from the environment; what is known without a look into the object store is listed."""
+    from typer.testing import CliRunner
+
+    from klamm.cli.main import app
+
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    store.topics.create("orders")
+    few(store, 5)
+    for _ in range(2):
+        arguments = ["pipeline", "archive", "orders", f"s3://lake/{folder}", "--store", str(store.path), "-o", "json"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert is_whole(s3, store, folder)
+    (listed,) = list_pipelines(store.path)
+    assert (listed.name, listed.pipeline, listed.state) == ("archive-orders", "archive", "unknown")
+    shown = show_pipeline(store.path, "archive-orders")
+    assert (shown.state, shown.lag, shown.batches, shown.target) == ("idle", 0, 1, f"s3://lake/{folder}")
+    with pytest.raises(InvalidSetting, match="an archive in an object store is not reset by Klamm"):
+        reset_pipeline(store.path, "archive-orders")
+    assert retire_pipeline(store.path, "archive-orders").keeps
+    assert list_pipelines(store.path) == []
+    assert is_whole(s3, store, folder)
 
 
 def test_a_delta_table_in_an_object_store_has_each_record_once(
@@ -290,7 +326,7 @@ def test_a_delta_table_in_an_object_store_has_each_record_once(
     assert is_whole(s3, store, folder, "delta")
     folder += "-again"
     monkeypatch.setattr(DeltaTable, "_change", late)
-    with pytest.raises(KlammError):
+    with pytest.raises(StoreBusy):
         run(s3, store, folder, format="delta", max_offsets=5)
     assert others == [12]
     run(s3, store, folder)
@@ -298,8 +334,50 @@ def test_a_delta_table_in_an_object_store_has_each_record_once(
     assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
 
 
+def test_an_iceberg_table_in_an_object_store_has_each_record_once(
+    s3: S3, store: klamm.Store, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run dies before and after the commit, and where another run is first."""
+    pytest.importorskip("pyiceberg")
+    from klamm.spark.pipelines.iceberg_table import IcebergTable
+
+    folder = folder.replace(" ", "-")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{tmp_path}/catalog.db")
+    options = {"format": "iceberg", "catalog": "prod", "table_name": "lake.orders"}
+    store.topics.create("orders", 2)
+    for step in ("_commit", "_sync"):
+        few(store, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(IcebergTable, step, _die)
+            with pytest.raises(Died):
+                run(s3, store, folder, **options)
+        few(store, 2)
+        run(s3, store, folder)
+        assert s3.iceberg_rows() == topic_rows(store, "orders")
+    change = IcebergTable._change
+    others: list[int] = []
+
+    def late(self: Any, *arguments: Any) -> None:
+        if not others:
+            others.append(0)
+            few(store, 2)
+            others[0] = run(s3, store, folder).rows_written
+        change(self, *arguments)
+
+    few(store, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergTable, "_change", late)
+        with pytest.raises(StoreBusy):
+            run(s3, store, folder)
+    for _ in range(3):
+        few(store, 2)
+        run(s3, store, folder)
+    assert s3.iceberg_rows() == topic_rows(store, "orders")
+    assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
+
+
 def test_an_archive_in_an_object_store_is_restored(
-    spark: Any, s3: S3, store: klamm.Store, folder: str, tmp_path: Path
+    spark: Any, s3: S3, store: klamm.Store, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs with and without Spark follow each other."""
     store.topics.create("orders", 2)
@@ -307,8 +385,24 @@ def test_an_archive_in_an_object_store_is_restored(
         fill(store, 20 * number, 20)
         assert run(s3, store, folder, session, max_offsets=15).rows_written == 20
         assert is_whole(s3, store, folder)
-    report = restore(spark, f"s3a://lake/{folder}", tmp_path / "again", "orders", storage_options=s3.options)
-    assert report.rows_written == 80
+
+    def bring_back() -> int:
+        address = f"s3a://lake/{folder}"
+        return restore(spark, address, tmp_path / "again", "orders", storage_options=s3.options).rows_written
+
+    paths = Journal.paths
+
+    def late(self: Journal) -> list[str]:
+        found = paths(self)
+        run(s3, store, folder)
+        return found
+
+    fill(store, 80, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "paths", late)
+        with pytest.raises(StoreBusy, match="a run of archive is at work"):
+            bring_back()
+    assert bring_back() == 100
     with klamm.open(tmp_path / "again") as again:
         assert topic_rows(again, "orders") == topic_rows(store, "orders")
 
@@ -329,7 +423,7 @@ def test_dead_letters_of_a_micro_batch_that_is_done_again_are_sent_once(
         store.append_many("orders", [(None, good if n % 3 else b"bad") for n in range(count)])
 
     more(12)
-    assert run(s3, store, folder, spark, schema=schema).dead_letters == 4
+    assert run(s3, store, folder, spark, schema=schema, format="delta").dead_letters == 4
     for died in range(2):
         more(12)
         with monkeypatch.context() as patch:
@@ -341,7 +435,7 @@ def test_dead_letters_of_a_micro_batch_that_is_done_again_are_sent_once(
         assert (report.rows_written, report.dead_letters, report.batches) == (12, 6, 2), died
     letters = [each.origin for each in store.dead_letters("orders.dlq")]
     assert len(letters) == len(set(letters)) == 16
-    rows = s3.rows(folder)
+    rows = s3.rows(folder, "delta")
     assert rows == [row for row in topic_rows(store, "orders") if row[4] != b"bad"]
     plans = json.loads(s3.objects(folder)[f"{OURS}/plans.json"])
     assert sorted(map(int, plans)) == [3, 4]

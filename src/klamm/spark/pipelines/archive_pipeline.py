@@ -244,10 +244,6 @@ def _format_options(
             hint="that cannot change between two runs; use a new folder",
         )
     kind = kind or was
-    if not files.is_local and kind == "iceberg":
-        raise InvalidSetting(
-            "format: an Iceberg table cannot be in an object store", hint="give format delta, or a local folder"
-        )
     names = {name: value for name, value in given.items() if name != "format" and value is not None}
     if names and kind != "iceberg":
         raise InvalidSetting(
@@ -258,6 +254,11 @@ def _format_options(
         raise InvalidSetting(f"table_name: {name!r} is invalid", hint="expected a namespace and a name: lake.orders")
     if kind in (None, "parquet"):
         return {}
+    if kind == "iceberg" and not files.is_local and known is None and given["catalog"] is None:
+        raise InvalidSetting(
+            "catalog: an Iceberg table in an object store needs one that is not in its folder",
+            hint="name a catalog of pyiceberg's settings, or give format delta",
+        )
     return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table_name": name}
 
 
