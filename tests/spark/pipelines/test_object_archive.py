@@ -6,7 +6,9 @@ import itertools
 import json
 import random
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,15 @@ from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.pipelines import objects
 from tests.spark.pipelines.objects import BUSY, S3, SECRET
-from tests.spark.pipelines.test_archive import DAY_MS, NEW_YEAR, topic_rows
+from tests.spark.pipelines.test_archive import DAY_MS, DRIVER, NEW_YEAR, topic_rows
 from tests.spark.pipelines.test_without_spark import Died, _die, fill
+from tests.spark.processes import driver, wait_for
 
 pytest.importorskip("pyspark")
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
 
-from klamm.spark.pipelines import object_files
+from klamm.spark.pipelines import object_files, parquet_files
 from klamm.spark.pipelines.delta_table import DeltaTable
 
 _numbers = itertools.count()
@@ -118,7 +121,7 @@ def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
     assert is_whole(s3, store, folder, kind)
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.soak)])
 def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     """Errors, throttling, connections that are reset, and responses that are lost."""
     dice = random.Random(seed_of())
@@ -127,14 +130,32 @@ def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: s
     for _ in range(rounds):
         few(store, 8)
         s3.faults(rate=0.2, seed=dice.random())
-        try:
+        with suppress(Unreachable):  # the next run goes on where it ended
             run(s3, store, folder, max_offsets=5)
-        except Unreachable:  # the next run goes on where it ended
-            pass
         injected += s3.counts()["injected"]
     s3.faults()
     run(s3, store, folder)
     assert injected > rounds
+    assert is_whole(s3, store, folder)
+
+
+def test_large_files_are_uploaded_in_parts_though_some_fail(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PQF2: and a file that is large enough is ended."""
+    dice = random.Random(seed_of())
+    store.topics.create("orders")
+    store.append_many("orders", [(None, dice.randbytes(1 << 16), None, NEW_YEAR) for _ in range(300)])
+    monkeypatch.setattr(parquet_files, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_files, "MAX_FILE_BYTES", 6 << 20)
+    s3.faults(rate=0.1, seed=dice.random())
+    with suppress(Unreachable):  # a response that is lost may end a run
+        run(s3, store, folder)
+    s3.faults()
+    run(s3, store, folder)
+    sizes = [len(data) for name, data in s3.objects(folder).items() if name.startswith("date=")]
+    assert len(sizes) == 3
+    assert max(sizes) > 5 << 20  # what obstore sends in one request
     assert is_whole(s3, store, folder)
 
 
@@ -263,6 +284,8 @@ def test_what_is_wrong_with_an_address_or_its_options_is_said_without_them(
     assert SECRET not in str(wrong.value) + str(missing.value)
     files = object_files.ObjectFiles(f"s3://lake/{folder}", s3.options)
     assert "no ***" in str(files._failure("x", ValueError(f"no {SECRET}")))
+    with pytest.raises(InvalidSetting, match="file_bytes: 8589934592 is too large for an object store"):
+        run(s3, store, folder, file_bytes=8 << 30)
     with pytest.raises(InvalidSetting, match="catalog: an Iceberg table in an object store needs one"):
         run(s3, store, folder, format="iceberg")
     store.topics.create("others")
@@ -440,3 +463,39 @@ def test_dead_letters_of_a_micro_batch_that_is_done_again_are_sent_once(
     plans = json.loads(s3.objects(folder)[f"{OURS}/plans.json"])
     assert sorted(map(int, plans)) == [3, 4]
     assert State.read(files_of(f"s3://lake/{folder}", s3.options)).batch == 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_driver_that_is_killed_again_and_again_archives_every_record_once(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in test_archive.py, beside requests that fail."""
+    dice = random.Random(seed_of())
+    store.topics.create("orders", 2)
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    files = files_of(f"s3://lake/{folder}", s3.options)
+
+    def fill_more(count: int) -> None:
+        values = [(b"%d" % (n % 9), b'{"n": %d}' % n if n % 5 else b"bad", None, NEW_YEAR) for n in range(count)]
+        store.append_many("orders", values)
+
+    fill_more(1000)
+    for _ in range(10):
+        before = State.read(files).batch
+        s3.faults(rate=0.05, seed=dice.random())
+        with driver(DRIVER, "archive", store.path, "orders", f"s3://lake/{folder}", 20) as process:
+            wait_for(lambda least=before + 1: State.read(files).batch >= least, process)  # type: ignore[misc]
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(dice.random() * 3)
+        s3.faults()
+        fill_more(20)
+    with driver(DRIVER, "archive", store.path, "orders", f"s3://lake/{folder}", 500) as process:
+        assert process.wait(600) == 0
+    whole = topic_rows(store, "orders")
+    assert s3.rows(folder) == [row for row in whole if row[4] != b"bad"]
+    letters = [each.origin for each in store.dead_letters("orders.dlq")]
+    assert sorted((each.partition, each.offset) for each in letters if each) == [
+        row[:2] for row in whole if row[4] == b"bad"
+    ]

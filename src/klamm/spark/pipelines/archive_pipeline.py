@@ -73,6 +73,7 @@ __all__ = ["COLUMNS", "archive"]
 _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS INT))"
 _MANY = 8  # small files of a day that are worth a merge when a run ends
 _TOO_MANY = 64  # while it goes on
+_MAX_OBJECT_BYTES = 1 << 30  # S3 copies 5 GiB at most, and a merge may exceed `file_bytes`
 _OTHER_CHECKPOINT = "put _klamm/ back as it was, checkpoint and journal together, or archive to a new folder"
 _LAST_DATE = "DATE'9999-12-31'"
 _WRITTEN = "day STRING, path STRING, rows BIGINT"
@@ -131,6 +132,10 @@ def archive(
     _check(spark, topic, dead_letters, max_offsets, file_bytes)
     every = None if every is None else duration(every, "every")
     files = files_of(to, storage_options)
+    if not files.is_local and file_bytes > _MAX_OBJECT_BYTES:
+        raise InvalidSetting(
+            f"file_bytes: {file_bytes} is too large for an object store", hint=f"expected {_MAX_OBJECT_BYTES} at most"
+        )
     if spark is None:
         _check_options_without_spark(files, schema, every)
     read = source(store, topic)

@@ -38,6 +38,8 @@ __all__ = ["SETTLED_S", "ObjectFiles"]
 
 SETTLED_S = 900
 _TRIES = 5
+_TIMEOUT_S = 180
+"""Of a request: long enough for a file of MAX_FILE_BYTES to come, or to be copied."""
 _COPIES = 8
 """At a time."""
 _FOOTER = 64 << 10
@@ -297,6 +299,7 @@ def _config(options: Mapping[str, str]) -> tuple[Any, Any]:
         raise InvalidSetting("storage_options: is invalid", hint="expected text for each: {'aws_region': 'eu-west-1'}")
     config: dict[str, Any] = {}
     client: dict[str, Any] = {}
+    client["timeout"] = f"{_TIMEOUT_S}s"
     if "AWS_ALLOW_HTTP" in os.environ:  # which obstore passes over
         client["allow_http"] = os.environ["AWS_ALLOW_HTTP"].lower() == "true"
     for name, value in options.items():
