@@ -117,7 +117,7 @@ def server() -> Iterator[S3]:
 # ---- processes to kill
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["pyarrow.parquet", "obstore", "deltalake", "klamm.spark.pipelines", __name__])
+_forks.set_forkserver_preload(["pytest", "pyarrow.parquet", "obstore", "klamm.spark.pipelines", __name__])
 
 
 def archiving(s3: S3, store: str, address: str, **options: Any) -> Any:

@@ -92,20 +92,24 @@ def test_an_archive_in_an_object_store_has_each_record_once(s3: S3, store: klamm
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_done"),
+    ("kind", "is_done", "stride"),
     [
-        ("parquet", True),
-        pytest.param("parquet", False, marks=pytest.mark.soak),
-        *(pytest.param("delta", is_done, marks=pytest.mark.soak) for is_done in (False, True)),
+        ("parquet", True, 3),
+        *(
+            pytest.param(kind, is_done, 1, marks=pytest.mark.soak)
+            for kind in ("parquet", "delta")
+            for is_done in (False, True)
+        ),
     ],
 )
 def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
-    s3: S3, store: klamm.Store, folder: str, kind: str, is_done: bool
+    s3: S3, store: klamm.Store, folder: str, kind: str, is_done: bool, stride: int
 ) -> None:
-    """Before the store carries it out, and after it."""
+    """Before the store carries it out, and after it. Of three changes one, whichever, or all of them."""
+    first = random.Random(seed_of()).randint(1, stride)
     store.topics.create("orders", 2)
     outcomes = []
-    for at in range(1, 40):
+    for at in range(first, 100, stride):
         few(store, 4)
         kill = {"at": at, "is_done": is_done}
         process = objects.archiving(s3, store.path, f"s3://lake/{folder}", kill=kill, format=kind)
@@ -117,11 +121,11 @@ def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
         if process.exitcode == 0:
             break
     assert {2, 6} == set(outcomes)
-    assert len(outcomes) > 6
+    assert len(outcomes) > 9 // stride
     assert is_whole(s3, store, folder, kind)
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.soak)])
 def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     """Errors, throttling, connections that are reset, and responses that are lost."""
     dice = random.Random(seed_of())
@@ -145,7 +149,7 @@ def test_large_files_are_uploaded_in_parts_though_some_fail(
     """PQF2: and a file that is large enough is ended."""
     dice = random.Random(seed_of())
     store.topics.create("orders")
-    store.append_many("orders", [(None, dice.randbytes(1 << 16), None, NEW_YEAR) for _ in range(300)])
+    store.append_many("orders", [(None, dice.randbytes(1 << 16), None, NEW_YEAR) for _ in range(180)])
     monkeypatch.setattr(parquet_files, "BUFFER_BYTES", 1 << 20)
     monkeypatch.setattr(parquet_files, "MAX_FILE_BYTES", 6 << 20)
     s3.faults(rate=0.1, seed=dice.random())
@@ -154,7 +158,7 @@ def test_large_files_are_uploaded_in_parts_though_some_fail(
     s3.faults()
     run(s3, store, folder)
     sizes = [len(data) for name, data in s3.objects(folder).items() if name.startswith("date=")]
-    assert len(sizes) == 3
+    assert len(sizes) == 2
     assert max(sizes) > 5 << 20  # what obstore sends in one request
     assert is_whole(s3, store, folder)
 
@@ -257,12 +261,12 @@ def test_small_objects_are_merged_when_they_are_settled(
     s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.topics.create("orders")
-    for number in range(9):
+    for number in range(7):
         store.append("orders", b"%d" % number, timestamp=NEW_YEAR)
         assert run(s3, store, folder).details["files_merged"] == 0  # OBJ3: the newest is minutes old
     monkeypatch.setattr(object_files, "SETTLED_S", -60)
     store.append("orders", b"last", timestamp=NEW_YEAR)
-    assert run(s3, store, folder).details["files_merged"] == 10
+    assert run(s3, store, folder).details["files_merged"] == 8
     assert is_whole(s3, store, folder)
     assert len([name for name in s3.objects(folder) if name.startswith("date=")]) == 1
 
@@ -338,11 +342,9 @@ def test_a_delta_table_in_an_object_store_has_each_record_once(
 
     few(store, 10)
     assert run(s3, store, folder, format="delta", max_offsets=5).batches == 2
-    assert is_whole(s3, store, folder, "delta")
     for _ in range(5):
         few(store, 2)
         run(s3, store, folder)
-    assert is_whole(s3, store, folder, "delta")
     assert s3.table(folder).history()[0]["klamm.batch"] == "6"
     few(store, 2)
     assert run(s3, store, folder).details["files_merged"] >= 8
@@ -376,7 +378,6 @@ def test_an_iceberg_table_in_an_object_store_has_each_record_once(
                 run(s3, store, folder, **options)
         few(store, 2)
         run(s3, store, folder)
-        assert s3.iceberg_rows() == topic_rows(store, "orders")
     change = IcebergTable._change
     others: list[int] = []
 
@@ -392,9 +393,8 @@ def test_an_iceberg_table_in_an_object_store_has_each_record_once(
         patch.setattr(IcebergTable, "_change", late)
         with pytest.raises(StoreBusy):
             run(s3, store, folder)
-    for _ in range(3):
-        few(store, 2)
-        run(s3, store, folder)
+    few(store, 2)
+    run(s3, store, folder)
     assert s3.iceberg_rows() == topic_rows(store, "orders")
     assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
 
@@ -404,7 +404,7 @@ def test_an_archive_in_an_object_store_is_restored(
 ) -> None:
     """Runs with and without Spark follow each other."""
     store.topics.create("orders", 2)
-    for number, session in enumerate((None, spark, None, spark)):
+    for number, session in enumerate((None, spark)):
         fill(store, 20 * number, 20)
         assert run(s3, store, folder, session, max_offsets=15).rows_written == 20
         assert is_whole(s3, store, folder)
@@ -420,12 +420,12 @@ def test_an_archive_in_an_object_store_is_restored(
         run(s3, store, folder)
         return found
 
-    fill(store, 80, 20)
+    fill(store, 40, 20)
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "paths", late)
         with pytest.raises(StoreBusy, match="a run of archive is at work"):
             bring_back()
-    assert bring_back() == 100
+    assert bring_back() == 60
     with klamm.open(tmp_path / "again") as again:
         assert topic_rows(again, "orders") == topic_rows(store, "orders")
 
@@ -447,22 +447,21 @@ def test_dead_letters_of_a_micro_batch_that_is_done_again_are_sent_once(
 
     more(12)
     assert run(s3, store, folder, spark, schema=schema, format="delta").dead_letters == 4
-    for died in range(2):
-        more(12)
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "commit", _fail)
-            with pytest.raises(Exception, match="as if the driver were killed"):
-                run(s3, store, folder, spark)
-        more(6)
-        report = run(s3, store, folder, spark)
-        assert (report.rows_written, report.dead_letters, report.batches) == (12, 6, 2), died
+    more(12)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "commit", _fail)
+        with pytest.raises(Exception, match="as if the driver were killed"):
+            run(s3, store, folder, spark)
+    more(6)
+    report = run(s3, store, folder, spark)
+    assert (report.rows_written, report.dead_letters, report.batches) == (12, 6, 2)
     letters = [each.origin for each in store.dead_letters("orders.dlq")]
-    assert len(letters) == len(set(letters)) == 16
+    assert len(letters) == len(set(letters)) == 10
     rows = s3.rows(folder, "delta")
     assert rows == [row for row in topic_rows(store, "orders") if row[4] != b"bad"]
     plans = json.loads(s3.objects(folder)[f"{OURS}/plans.json"])
-    assert sorted(map(int, plans)) == [3, 4]
-    assert State.read(files_of(f"s3://lake/{folder}", s3.options)).batch == 4
+    assert sorted(map(int, plans)) == [1, 2]
+    assert State.read(files_of(f"s3://lake/{folder}", s3.options)).batch == 2
 
 
 @pytest.mark.soak
