@@ -15,13 +15,15 @@ NATIVE := $(wildcard src/klamm/*/*.pyx src/klamm/*/*.pxd src/klamm/*/*.pxi src/k
 # Kafka in C; a terminal and a browser to drive; Java (17 or newer), and Maven to fetch an Apache Kafka with.
 DEBIAN := e2fsprogs xfsprogs btrfs-progs mount rsync postgresql kcat tmux default-jre-headless maven chromium
 
-# The jars of that Apache Kafka, of its own tests, and of Spark's Kafka connector, and the files that say which.
+# The jars of that Apache Kafka, of its own tests, of Spark's Kafka connector and of Delta Lake, and the files that say which.
 KAFKA_JARS := .tools/kafka
 KAFKA_POM := tests/interop/kafka/pom.xml
 SUITES_JARS := .tools/kafka-suites
 SUITES_POM := tests/interop/apache/pom.xml
 SPARK_JARS := .tools/spark-kafka
 SPARK_POM := tests/spark/connector/pom.xml
+DELTA_JARS := .tools/spark-delta
+DELTA_POM := tests/spark/delta/pom.xml
 # What a JVM has made of Spark's classes, so that those of tests start in half the time.
 SPARK_CLASSES := .tools/spark.jsa
 
@@ -96,6 +98,9 @@ tools: ## what tests need: Debian packages, by apt-get when root or sudo may, el
 	@cmp -s $(SPARK_POM) $(SPARK_JARS)/pom.xml || { echo "tools: Spark's Kafka connector into $(SPARK_JARS)" && rm -rf $(SPARK_JARS) && \
 	mvn -q -B -f $(SPARK_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(SPARK_JARS)" && \
 	cp $(SPARK_POM) $(SPARK_JARS)/pom.xml; } || echo "tools: tests with Spark's Kafka connector are skipped until Maven can fetch it"
+	@cmp -s $(DELTA_POM) $(DELTA_JARS)/pom.xml || { echo "tools: Delta Lake for Spark into $(DELTA_JARS)" && rm -rf $(DELTA_JARS) && \
+	mvn -q -B -f $(DELTA_POM) dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(DELTA_JARS)" && \
+	cp $(DELTA_POM) $(DELTA_JARS)/pom.xml; } || echo "tools: tests with Delta Lake for Spark are skipped until Maven can fetch it"
 
 $(SPARK_CLASSES): $(VENV)/.packages tests/spark/classes.py | tools build
 	@echo "tools: Spark's classes into $@"

@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ import klamm
 CONNECTOR = harness.ROOT / ".tools" / "spark-kafka"
 PARTITIONS = 2
 TICKS = os.sysconf("SC_CLK_TCK")
+EVERY_S = 0.01
+PARTS = ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets")
+"""Where the time of a micro-batch goes, as Spark names it."""
 
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -168,3 +173,67 @@ def compare(
     """Rows a second, with seconds of CPU beside."""
     seconds = [harness.digits(harness.median([each.cpu for each in side])) for side in (ours, theirs)]
     harness.compare(question, ours, name, theirs, want, cpu_s=seconds[0], peer_cpu_s=seconds[1], **more)
+
+
+def middle(values: list[float]) -> float:
+    return harness.digits(harness.median(values))
+
+
+# ---- streaming queries
+
+
+@dataclass
+class QueryRun:
+    """One query: milliseconds of each micro-batch and of its parts, CPU milliseconds of one."""
+
+    whole: list[float]
+    parts: dict[str, float]
+    cpu: float
+    rows: float
+
+
+class Feeder:
+    """Puts records there until it is told to stop."""
+
+    def __init__(self, put: Callable[[], object]) -> None:
+        self._stop = threading.Event()
+        self._put = put
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            self._put()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def run_query(query: Any, first: int, batches: int, used: Callable[[], float]) -> QueryRun:
+    """The query until it has done so many after the first ones."""
+    try:
+        before = (0, 0.0)
+        while True:
+            time.sleep(0.1)
+            if not query.isActive:
+                raise RuntimeError(query.exception())
+            last = query.lastProgress
+            done = last["batchId"] if last else 0
+            if done >= first and not before[0]:
+                before = done, used()
+            if done >= first + batches:
+                spent = (used() - before[1]) / (done - before[0])
+                break
+        counted = [each for each in query.recentProgress if each["numInputRows"] and each["batchId"] >= first]
+    finally:
+        query.stop()
+    times = [each["durationMs"] for each in counted]
+    return QueryRun(
+        [float(each["triggerExecution"]) for each in times],
+        {name: harness.median([float(each.get(name, 0)) for each in times]) for name in PARTS},
+        spent * 1000,
+        harness.median([each["numInputRows"] for each in counted]),
+    )

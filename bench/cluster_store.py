@@ -1,8 +1,12 @@
 """What does `klamm.open("kafka://…")` cost beside a bare confluent-kafka, which it stands on?
 
 --count records of --size bytes with a key, into a topic of four partitions and out of it. Both sides have librdkafka in
-this process, acks=all and idempotence, and look at each record: in, at what became of it; out, at its value. The server
-is `klamm serve`, or the brokers of --address, each round with a topic of its own.
+this process, and are configured alike: acks=all and idempotence, linger.ms=5, no compression, librdkafka's own
+batch.size, 32 MiB that may wait to be sent, and the same options of a consumer (SENDING and READING below). Both look
+at each record: in, at what became of it, by `on_delivery`; out, at its value, a thousand messages at a time. What
+differs is what Klamm does: it chooses partitions as Java does, returns a Delivery for each record, listens in a thread
+of its own, and makes a Record of each message. The server is `klamm serve`, or the brokers of --address, each round
+with a topic of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +21,18 @@ import klamm
 
 PARTITIONS = 4
 KEYS = [b"user-%d" % n for n in range(1000)]
+SENDING = {  # what a producer of a kafka:// store has
+    "linger.ms": 5,
+    "enable.idempotence": True,
+    "queue.buffering.max.messages": 10_000_000,
+    "queue.buffering.max.kbytes": 32 << 10,
+}
+READING = {  # what a consumer of one has
+    "enable.auto.commit": False,
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 5,
+    "queued.max.messages.kbytes": 16 << 10,
+}
 
 
 @contextlib.contextmanager
@@ -62,7 +78,7 @@ class Sides:
             delivered += error is None
 
         with harness.clock(self._count) as put:
-            producer = Producer({"bootstrap.servers": self._address, "linger.ms": 5, "enable.idempotence": True})
+            producer = Producer({"bootstrap.servers": self._address, **SENDING})
             for n in range(self._count):
                 while True:
                     try:
@@ -76,7 +92,7 @@ class Sides:
             producer.flush()
             assert delivered == self._count
         with harness.clock(self._count) as got:
-            consumer = Consumer({"bootstrap.servers": self._address, "group.id": "bare", "enable.auto.commit": False})
+            consumer = Consumer({"bootstrap.servers": self._address, "group.id": "bare", **READING})
             consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
             left = self._count
             while left:

@@ -19,10 +19,6 @@ a checkpoint, which is what a session has that does nothing about it, and with t
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import _harness as harness
@@ -31,69 +27,10 @@ import _spark as spark
 import klamm
 
 SIZE = 100
-EVERY_S = 0.01
 AT_ONCE = 10
 FIRST = 5  # of a query, not counted
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 SPARKS_OWN = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
-PARTS = ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets")
-
-
-@dataclass
-class Run:
-    """One query: milliseconds of each micro-batch and of its parts, CPU milliseconds of one."""
-
-    whole: list[float]
-    parts: dict[str, float]
-    cpu: float
-    rows: float
-
-
-class Feeder:
-    """Puts records there until it is told to stop."""
-
-    def __init__(self, put: Callable[[], object]) -> None:
-        self._stop = threading.Event()
-        self._put = put
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY_S):
-            self._put()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def run(query: Any, first: int, batches: int, used: Callable[[], float]) -> Run:
-    """The query until it has done so many after the first ones."""
-    try:
-        before = (0, 0.0)
-        while True:
-            time.sleep(0.1)
-            if not query.isActive:
-                raise RuntimeError(query.exception())
-            last = query.lastProgress
-            done = last["batchId"] if last else 0
-            if done >= first and not before[0]:
-                before = done, used()
-            if done >= first + batches:
-                spent = (used() - before[1]) / (done - before[0])
-                break
-        counted = [each for each in query.recentProgress if each["numInputRows"] and each["batchId"] >= first]
-    finally:
-        query.stop()
-    times = [each["durationMs"] for each in counted]
-    return Run(
-        [float(each["triggerExecution"]) for each in times],
-        {name: harness.median([float(each.get(name, 0)) for each in times]) for name in PARTS},
-        spent * 1000,
-        harness.median([each["numInputRows"] for each in counted]),
-    )
 
 
 def main() -> None:
@@ -132,30 +69,30 @@ def main() -> None:
             writer = frame.select("key", "value").writeStream.format(form).options(**sink)
             return writer.option("checkpointLocation", f"{path}/checkpoint-{next(checkpoints)}").start()
 
-        def ours(acks: str) -> Run:
+        def ours(acks: str) -> spark.QueryRun:
             place = {"path": f"{path}/store"}
-            with Feeder(put_here):
+            with spark.Feeder(put_here):
                 found = query(
                     "klamm",
                     {**place, "subscribe": "from", "columns": "key,value"},
                     {**place, "topic": "to", "acks": acks},
                 )
-                return run(found, first, batches, lambda: spark.cpu(server))
+                return spark.run_query(found, first, batches, lambda: spark.cpu(server))
 
         ours_manager = session.conf.get(MANAGER)
 
-        def theirs(manager: str) -> Run:
+        def theirs(manager: str) -> spark.QueryRun:
             session.conf.set(MANAGER, manager)
             try:
                 return copy_there()
             finally:
                 session.conf.set(MANAGER, ours_manager)
 
-        def copy_there() -> Run:
+        def copy_there() -> spark.QueryRun:
             place = {"kafka.bootstrap.servers": server.address}
-            with Feeder(put_there):
+            with spark.Feeder(put_there):
                 found = query("kafka", {**place, "subscribe": topics[0]}, {**place, "topic": topics[1]})
-                return run(found, first, batches, lambda: spark.cpu(server) + server.cpu())
+                return spark.run_query(found, first, batches, lambda: spark.cpu(server) + server.cpu())
 
         sides = {
             "all": lambda: ours("all"),
@@ -169,11 +106,12 @@ def main() -> None:
         found = harness.interleave(sides, 1 if quick else options.rounds, warm=False)
         producer.flush(kafka.PATIENCE_S)
     p50 = {side: [harness.percentile(each.whole, 50) for each in runs] for side, runs in found.items()}
-    p99 = {side: middle([harness.percentile(each.whole, 99) for each in runs]) for side, runs in found.items()}
+    p99 = {side: spark.middle([harness.percentile(each.whole, 99) for each in runs]) for side, runs in found.items()}
     parts = {
-        side: {name: middle([each.parts[name] for each in runs]) for name in PARTS} for side, runs in found.items()
+        side: {name: spark.middle([each.parts[name] for each in runs]) for name in spark.PARTS}
+        for side, runs in found.items()
     }
-    cpu = {side: middle([each.cpu for each in runs]) for side, runs in found.items()}
+    cpu = {side: spark.middle([each.cpu for each in runs]) for side, runs in found.items()}
     for side, settings, goal in (("kafka", "Spark's own settings", 0.6), ("equal", "the settings of klamm.spark", 1)):
         for acks in ("all", "1"):
             harness.answer(
@@ -187,16 +125,12 @@ def main() -> None:
                 peer_p99=p99[side],
                 cpu_ms=cpu[acks],
                 peer_cpu_ms=cpu[side],
-                rows=middle([each.rows for each in found[acks]]),
-                peer_rows=middle([each.rows for each in found[side]]),
+                rows=spark.middle([each.rows for each in found[acks]]),
+                peer_rows=spark.middle([each.rows for each in found[side]]),
                 parts=parts[acks],
                 peer_parts=parts[side],
                 count=batches,
             )
-
-
-def middle(values: list[float]) -> float:
-    return harness.digits(harness.median(values))
 
 
 def producer_of(server: kafka.Server) -> Any:

@@ -16,14 +16,19 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import klamm
 from tests import clients, windows
+from tests.crash.cases import told_seeds
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
 from tests.procs import librdkafka_threads
+
+if TYPE_CHECKING:
+    from tests.kafka.authorities import Authority
 
 # Deadlines measure the machine, not the code, where cores are shared. The database lets a failure come back first.
 settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +46,17 @@ def store(path: Path) -> Iterator[klamm.Store]:
     """An open store without topics. Folders redefine it to add theirs."""
     with klamm.open(path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority of TLS certificates, and those of a server and a client, in files beside its own."""
+    from tests.kafka.authorities import Authority
+
+    made = Authority(tmp_path_factory.mktemp("authority"))
+    made.server()
+    made.client("alice")
+    return made
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,9 +112,19 @@ def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
 _MISSING = re.compile(r"module '(os|signal)' has no attribute '\w+'|No module named '(fcntl|resource)'")
 
 
+def pytest_runtest_logstart() -> None:
+    told_seeds.clear()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if told_seeds and call.when == "call":
+        item.user_properties.append(("seed", told_seeds[-1]))
     report = yield
+    if report.failed and told_seeds:
+        report.sections.append(("Seed", told_seeds[-1]))
     if sys.platform == "win32" and call.excinfo and (missing := _MISSING.search(str(call.excinfo.value))):
         report.outcome, report.longrepr = "skipped", (__file__, 0, f"Windows: {missing[0]}")
     _refuse(report)

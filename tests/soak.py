@@ -48,7 +48,8 @@ def outcome_of(report: Path) -> Outcome | None:
 
 
 def _reason(case: ElementTree.Element) -> str:
-    seeds = re.findall(r"KLAMM_SEED=\d+", case.findtext("system-out", ""))
+    seeds = re.findall(r"KLAMM_SEED=\d+", case.findtext("system-out", ""))  # not there with -s
+    seeds += [each.get("value", "") for each in case.findall("properties/property") if each.get("name") == "seed"]
     messages = [child.get("message", "") for child in case if child.tag in ("failure", "error")]
     return " ".join([*seeds[-1:], *(each[:_MOST_TEXT] for each in messages[:1])])
 

@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -107,10 +108,15 @@ def test_a_network_file_system_is_refused_with_the_reason(path: Path, monkeypatc
     klamm.open(path, force_filesystem=True).close()
 
 
-def test_a_directory_that_cannot_be_written_says_so_and_can_be_read(store: klamm.Store, path: Path) -> None:
-    store.append("orders", b"hello")
-    store.close()
-    code = f"""
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can become another user")
+def test_a_directory_that_cannot_be_written_says_so_and_can_be_read() -> None:
+    """In a folder of its own: above tmp_path are folders that pytest closes to other users whenever a run begins."""
+    with tempfile.TemporaryDirectory(prefix="klamm-test-") as own:
+        path = Path(own) / "events"
+        with klamm.open(path) as store:
+            store.topics.create("orders")
+            store.append("orders", b"hello")
+        code = f"""
 import os, klamm
 with klamm.open({str(path)!r}, read_only=True) as store:  # imports everything, while that is allowed
     list(store.consumer("orders", wait=0))
@@ -122,11 +128,9 @@ except klamm.ReadOnly as error:
 with klamm.open({str(path)!r}, read_only=True) as store:
     print([record.value for record in store.consumer("orders", wait=0)])
 """
-    if os.getuid() != 0:
-        pytest.skip("only root can become somebody else")
-    for each in [path, *path.rglob("*"), *list(path.parents)[:3]]:
-        each.chmod(0o755 if each.is_dir() else 0o644)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+        for each in [Path(own), path, *path.rglob("*")]:
+            each.chmod(0o755 if each.is_dir() else 0o644)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert "cannot be written" in done.stdout and "b'hello'" in done.stdout, done.stdout + done.stderr
 
 

@@ -82,7 +82,7 @@ def test_each_answer_beside_redis_and_nats_is_one(tmp_path: Path) -> None:
     "script",
     [
         *("spark_trigger", "spark_read", "spark_sink", "spark_scan", "spark_archive", "spark_life"),
-        *("spark_start", "spark_state", "spark_realtime"),
+        *("spark_start", "spark_state", "spark_realtime", "spark_server"),
     ],
 )
 def test_each_answer_of_spark_is_one(script: str, tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ NOT_RUN = {
     ): "tests/spark/test_value_decoder.py has a registry",
     ("docs/guide/spark-on-a-cluster.md", "py", "spark = klamm.spark.session("): _A_CLUSTER,
     ("docs/guide/spark-on-a-cluster.md", "py", "from_server = "): "tests/spark/test_server_client.py logs in",
+    (
+        "docs/guide/spark-on-a-cluster.md",
+        "py",
+        "aggregate(spark",
+    ): "tests/spark/pipelines/test_at_a_server.py does that",
     ("docs/guide/spark-on-a-cluster.md", "sh", "klamm serve"): _A_CLUSTER,
     ("docs/guide/spark.md", "py", 'spark = klamm.spark.session("events/", master='): _ANOTHER_JVM,
     ("docs/guide/spark.md", "py", 'spark = klamm.spark.session("events/", spark_klamm_classArchive'): _ANOTHER_JVM,

@@ -118,6 +118,7 @@ def processes_of(path: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "is_early"), [(signal.SIGINT, True), (signal.SIGHUP, False)])
 def test_make_run_leaves_no_process_behind(tmp_path: Path, number: int, is_early: bool) -> None:
     """Ctrl-C while the server starts, and the end of the terminal while all of it runs."""
+    ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and would be by the example, too
     master, terminal = os.openpty()
     live = subprocess.Popen(
         [sys.executable, EXAMPLES / "live.py", tmp_path / "events"],
@@ -143,6 +144,7 @@ def test_make_run_leaves_no_process_behind(tmp_path: Path, number: int, is_early
         if live.poll() is None:
             live.terminate()
             live.communicate()
+        signal.signal(signal.SIGHUP, ours)
         os.close(master)
         os.close(terminal)
 

@@ -22,6 +22,10 @@ def test_fails(n):
     print("KLAMM_SEED=1", "KLAMM_SEED=77")
     assert n == 1
 
+def test_shows_no_output(record_property):
+    record_property("seed", "KLAMM_SEED=5")  # as conftest.py does: with -s there is no output in the report
+    assert False
+
 def test_is_skipped():
     pytest.skip("today")
 
@@ -43,9 +47,11 @@ def test_a_report_of_pytest_is_counted_by_outcome(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout
     found = soak.outcome_of(report)
     assert found is not None
-    assert found[:2] == (2, ["test_some.py::test_cannot_begin", "test_some.py::test_fails[2]"])
+    names = ["test_cannot_begin", "test_fails[2]", "test_shows_no_output"]
+    assert found[:2] == (2, [f"test_some.py::{name}" for name in names])
     assert found.reasons[0].endswith('OSError: no"')
     assert found.reasons[1].startswith("KLAMM_SEED=77 ") and "assert 2 == 1" in found.reasons[1]
+    assert found.reasons[2].startswith("KLAMM_SEED=5 ")
 
 
 def test_a_report_that_is_missing_or_cut_off_counts_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -197,7 +200,7 @@ def test_a_failed_batch_raises_its_error_from_every_delivery() -> None:
     batch.fail(error)
     for index in range(2):
         delivery = Delivery(batch, index)
-        assert delivery.done and delivery.error is error and delivery.offset is None
+        assert delivery.done and isinstance(delivery.error, SyncFailed) and delivery.offset is None
         with pytest.raises(SyncFailed, match="the disk said no"):
             delivery.result()
     with pytest.raises(TypeError):
@@ -306,3 +309,27 @@ def test_memory_is_used_until_it_is_released() -> None:
     for size, delivery in full * 2:  # the second time changes nothing
         delivery.release(memory, size)
     assert memory.used == 0 and not memory.is_full
+
+
+def test_a_failure_that_is_raised_leaves_nothing_that_cannot_be_collected() -> None:
+    class Kept:
+        """Something that a frame refers to."""
+
+    def fail() -> weakref.ref[Kept]:
+        kept = Kept()
+        batch = BatchDelivery("t", 0)
+        failure = SyncFailed("no space")
+        failure.__cause__ = OSError(28, "No space left on device")
+        batch.fail(failure)
+        delivery = Delivery(batch, 0)
+        for _ in range(2):
+            with pytest.raises(SyncFailed, match="no space") as raised:
+                delivery.result()
+            assert isinstance(raised.value.__cause__, OSError)
+        with suppress(SyncFailed):
+            raise failure
+        return weakref.ref(kept)
+
+    kept = fail()
+    gc.collect()
+    assert kept() is None

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import klamm
+from klamm.cli.spark_session import spark_session
 from tests.cli.conftest import Cli
 from tests.serving import KLAMM
 from tests.spark.classes import ENVIRONMENT
@@ -62,6 +64,22 @@ def test_a_small_topic_needs_no_spark_and_the_pipeline_is_managed(cli: Cli, home
     assert "has no pipeline 'archive-orders'" in cli("pipeline", "show", "archive-orders", code=2).err
 
 
+def test_a_store_behind_a_server_is_named_by_its_address(cli: Cli, home: Path) -> None:
+    folder = home.parent / "out"
+    with klamm.open(home) as store:
+        store.topics.create("orders", 2)
+        store.append_many("orders", [b"%d" % n for n in range(100)])
+        with klamm.server(store) as found:
+            there = ("--store", f"klamm://{found}")
+            said = cli("pipeline", "archive", "orders", folder, "--engine", "local", *there)
+            assert said.rows[0]["rows_written"] == 100
+            assert "Topic 'ordres' does not exist" in cli("pipeline", "archive", "ordres", folder, *there, code=1).err
+            windows = ("aggregate", "orders", "out", "--window", "1m", "--watermark", "1m")
+            assert "--checkpoint: is missing" in cli("pipeline", *windows, *there, code=2).err
+            for command in (("list",), ("compact", "orders"), ("restore", folder, "again")):
+                assert "is for a store in a directory" in cli("pipeline", *command, *there, code=1).err
+
+
 @pytest.mark.jvm
 @pytest.mark.timeout(200)
 def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
@@ -87,3 +105,23 @@ def test_a_pipeline_runs_and_says_what_it_did(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (told["pipeline"], told["rows_read"], told["rows_written"]) == ("archive", 100, 100)
     assert list((tmp_path / "out").glob("date=*/*.parquet")) != []
+
+
+def test_a_command_is_quiet_unless_the_users_own_settings_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def session(**settings: object) -> SimpleNamespace:
+        asked.append(settings)
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr("klamm.spark.session", session)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    for defaults in ("", "spark.ui.enabled true\nspark.log.level WARN\n"):
+        (tmp_path / "spark-defaults.conf").write_text(defaults)
+        with spark_session("local[1]", ["spark.log.level=INFO"]):
+            pass
+    progress = {"spark.ui.showConsoleProgress": "false"}
+    given = {"master": "local[1]", "spark.log.level": "INFO"}
+    assert asked == [{**progress, **given, "spark.ui.enabled": "false"}, {**progress, **given}]

@@ -66,7 +66,7 @@ def test_a_server_without_a_console_records_the_history_of_groups(tmp_path: Path
         store.groups.reset("billing", "orders", to="earliest")
 
     def serve() -> None:
-        history_thread.EVERY_S = 0.05
+        history_thread.START_AFTER_S = 0.05
         serve_here(path, 0, tmp_path / "log")
 
     with children() as start, klamm.open(path) as store:

@@ -107,7 +107,7 @@ def test_a_producer_writes_fewer_bytes_when_it_compresses(orders: klamm.Store, c
 
 def test_keys_choose_partitions_as_in_kafka_and_keyless_records_stick_to_a_batch(store: klamm.Store) -> None:
     store.topics.create("users", partitions=4)
-    with store.producer(acks=1, batch_bytes=2000) as producer:
+    with store.producer(acks=1, batch_bytes=2000, linger_ms=60_000) as producer:
         for n in range(1000):
             key = b"user-%d" % (n % 30)
             assert producer.send("users", b"%d" % n, key=key).partition == partition_for(key, 4)
@@ -324,7 +324,7 @@ def full_disk() -> Any:
 
 def test_a_batch_that_fails_is_told_by_its_deliveries_and_by_the_next_send(orders: klamm.Store) -> None:
     orders.append("orders", b"0")
-    with orders.producer(acks=1, batch_bytes=1000) as producer:
+    with orders.producer(acks=1, batch_bytes=1000, linger_ms=60_000) as producer:
         full_disk()
         try:
             *lost, kept = [producer.send("orders", b"x" * 100) for _ in range(9)]  # the last is in the next batch

@@ -22,7 +22,6 @@ from klamm.errors import (
     GroupBusy,
     InvalidSetting,
     KlammError,
-    LogError,
     OffsetOutOfRange,
     StoreError,
     TopicExists,
@@ -210,24 +209,40 @@ def as_python_complains(cause: BaseException | None) -> SystemError:
     return error
 
 
-@pytest.mark.parametrize(
-    ("raised", "kind"),
-    [
-        (KafkaException(kafka_error("_FENCED")), Fenced),
-        (as_python_complains(KafkaException(kafka_error("_FENCED"))), Fenced),
-        (as_python_complains(None), LogError),
-    ],
-)
-def test_a_fatal_error_is_the_one_that_librdkafka_has(raised: Exception, kind: type[KlammError]) -> None:
+def failing_stream(raised: Exception) -> Any:
+    """A stream whose producer raises at a `flush`."""
+
     def flush(wait_s: float) -> int:
         raise raised
 
     stream: Any = RecordStream.__new__(RecordStream)
     stream._core, stream.producer = SimpleNamespace(path="here"), SimpleNamespace(flush=flush)
-    stream.outstanding, stream.is_broken = {object()}, False
-    with pytest.raises(kind, match="here"):
+    stream.reports, stream._failures = SimpleNamespace(outstanding=1), SimpleNamespace(is_broken=False)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        KafkaException(kafka_error("_FENCED")),
+        as_python_complains(KafkaException(kafka_error("_FENCED"))),
+        as_python_complains(as_python_complains(KafkaException(kafka_error("_FENCED")))),
+    ],
+)
+def test_a_fatal_error_is_the_one_that_librdkafka_has(raised: Exception) -> None:
+    stream = failing_stream(raised)
+    with pytest.raises(Fenced, match="here"):
         stream.wait(1.0)
     assert stream.is_broken
+
+
+@pytest.mark.parametrize("cause", [None, KeyError("of something else")])
+def test_what_python_complains_of_is_no_fatal_error_unless_librdkafka_has_one(cause: Exception | None) -> None:
+    raised = as_python_complains(cause)
+    stream = failing_stream(raised)
+    with pytest.raises(SystemError) as found:
+        stream.wait(1.0)
+    assert found.value is raised and not stream.is_broken
 
 
 # ---- consumers
@@ -250,6 +265,8 @@ class Reported:
 
     def error(self) -> KafkaError:
         return kafka_error(self._code)
+
+    timestamp = key = value = headers = leader_epoch = error  # a message has them; nobody asks
 
 
 @pytest.fixture
@@ -320,3 +337,29 @@ def test_another_controller_is_learned_of_before_it_is_asked_again(
     monkeypatch.setattr(scene.admin, "_client", replaced)
     scene.admin.alter(scene.topic, {"retention.ms": "1"}, [])
     assert asked == ["alter", "list", "alter"]
+
+
+def test_an_error_of_one_partition_loses_no_record_of_another_that_came_with_it(
+    scene: Scene, klamm_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = cluster_partition.receive
+    pending: list[Any] = []
+
+    def received(*arguments: Any) -> list[Any]:
+        found = receive(*arguments)
+        if pending and any(message.error() is None for message in found):
+            found.insert(0, pending.pop())
+        return found
+
+    monkeypatch.setattr(cluster_engine, "receive", received)
+    with klamm.open(f"kafka://{klamm_broker.address}") as store:
+        topic = store.topics.create(fresh("two"), 2).name
+        for number in range(2):
+            store.append_many(topic, [b"%d" % n for n in range(10)], partition=number)
+        pending.append(Reported(TopicPartition(topic, 1), "TOPIC_AUTHORIZATION_FAILED"))
+        with store.consumer(topic, wait=0) as consumer:
+            with pytest.raises(StoreError, match="TOPIC_AUTHORIZATION_FAILED"):
+                list(consumer)
+            assert sorted((record.partition, record.offset) for record in consumer) == [
+                (number, n) for number in range(2) for n in range(10)
+            ]

@@ -14,6 +14,7 @@ import pytest
 import klamm
 from klamm.cli import history_thread
 from klamm.cli.history_thread import HistoryThread
+from klamm.console import history
 from klamm.console.history import HISTORY_TOPIC, History, Recorder, read_history, with_gaps
 from klamm.console.rebalances import Assignment, Rebalance, RebalanceWatch, cause_of
 from klamm.console.sampler import NEVER, GroupPoint, Look, Sampler, catch_up_ms, look
@@ -225,7 +226,8 @@ def test_a_store_without_groups_has_no_history(store: klamm.Store) -> None:
 def test_a_server_records_the_history_unless_a_console_does(
     store: klamm.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_thread, "EVERY_S", 0.01)
+    monkeypatch.setattr(history_thread, "START_AFTER_S", 0.01)
+    monkeypatch.setattr(history, "EVERY_S", 0.01)
     monkeypatch.setattr(Recorder, "record", partialmethod(_record_each, Recorder.record))
     with store:
         thread = HistoryThread(Path(store.path))

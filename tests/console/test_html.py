@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from klamm.console import text
-from klamm.console.html import Html, el, join, visible
 from klamm.console.pages.record_html import hex_dump, value_html
+from klamm.html import Html, el, join, visible
 
 
 class Tags(HTMLParser):

@@ -187,6 +187,7 @@ def test_what_a_pipeline_ended_with_is_hidden(store: klamm.Store) -> None:
         "lag": 3,
     }
     row |= {"batches": 1, "error": f"cannot use {SECRET}", "directory": "nowhere", "partitions": [partition]}
+    row |= {"durations": [], "records_per_s": None}
     for mask in ((), ("pin",)):
         visitor = Visitor(store, store.path, mask=mask)
         visitor.console.__dict__["children"] = SimpleNamespace(run=lambda *_: [row])

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import time
 from html import unescape
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 import klamm
 from klamm.console.app import PAGES
 from klamm.console.context import Visit
+from klamm.console.history import Recorder
 from klamm.console.pages.record_html import record_row
-from klamm.console.sampler import GroupPoint, Look
+from klamm.console.rebalances import Rebalance
+from klamm.console.sampler import GroupPoint, Look, look
 from klamm.console.tail import read_growth
 from klamm.where import Where
 from tests.cli.conftest import Said
@@ -46,6 +49,7 @@ VIEWS = [
     "/transactions",
     "/dead-letters",
     "/dead-letters/orders.dlq",
+    "/dead-letters/orders.dlq?error=ValueError",
     "/dead-letters/orders.dlq?plan=1&error=ValueError&rate=5",
     "/dead-letters/orders.dlq/0/0",
     "/trouble",
@@ -84,8 +88,91 @@ def test_a_view_is_html_and_json_and_a_command_line(
     assert line in page.words
     if line.startswith("curl "):
         return
-    done = run_command(line.replace(" WHERE ", " earliest ").replace(" TOPIC ", " orders.dlq "), capsysbinary)
+    done = run_command(line.replace(" --look 60s", ""), capsysbinary)
     assert done.code == 0 or "nothing was done" in done.err, (line, done.err)
+
+
+@pytest.mark.parametrize(
+    ("address", "rows"),
+    [
+        ("/topics/orders/schema", None),
+        ("/topics/orders/schema?from=%405&n=7", None),
+        ("/topics/hostile/schema", None),
+        ("/topics/orders/heat", None),
+        ("/topics/orders/about", None),
+        ("/life", None),
+        ("/life?x=1&y=1", None),
+        ("/dead-letters", "topics"),
+        ("/dead-letters/orders.dlq", "letters"),
+        ("/dead-letters/orders.dlq?error=ValueError", "letters"),
+        ("/dead-letters/orders.dlq?error=KeyError", "letters"),
+        ("/pipelines", "pipelines"),
+        ("/pipelines/show?name=orders", None),
+        ("/trouble", "trouble"),
+    ],
+)
+def test_the_command_of_a_view_prints_what_its_json_twin_has(
+    looker: Visitor, address: str, rows: str | None, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    data = looker.get(f"/api{address}").json
+    printed = run_command(data.pop("command").replace(" --look 60s", ""), capsysbinary).rows
+    assert printed == ([data] if rows is None else data[rows])
+
+
+def test_the_command_of_a_letter_prints_that_letter(
+    looker: Visitor, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    data = looker.get("/api/dead-letters/orders.dlq/0/1").json
+    (printed,) = run_command(data["command"], capsysbinary).rows
+    assert printed == {name: data[name] for name in printed} and printed["offset"] == 1
+
+
+def test_the_command_of_the_trouble_page_looks_at_groups_too(
+    store: klamm.Store, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor = Visitor(store, store.path)
+    for time_ms in (1, 2):
+        visitor.sampler.add(look(store)._replace(time_ms=time_ms))
+    data = visitor.get("/api/trouble").json
+    monkeypatch.setattr("klamm.console.sampler.INTERVAL_S", 0.01)
+    printed = run_command(data["command"].replace("60s", "50ms"), capsysbinary).rows
+    assert [row["what"] for row in printed] == [row["what"] for row in data["trouble"]]
+    assert "Group billing does not catch up" in [row["what"] for row in printed]
+
+
+def test_the_history_of_a_group_is_printed_by_its_command(
+    store: klamm.Store, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    rebalance = Rebalance(now_ms - 30_000, "two joined", 2, 4000, 17)
+    Recorder(store, every_s=0).record(
+        Look(now_ms - 30_000, {}, {"billing": GroupPoint(now_ms - 30_000, 60, 7, 900)}), {"billing": rebalance}
+    )
+    data = Visitor(store, store.path).get("/api/groups/show?group=billing&span=5m").json
+    (printed,) = run_command(data["command"], capsysbinary).rows
+    assert [(point["time_ms"], point["lag"]) for point in printed["history"]] == [(now_ms - 30_000, 7)]
+    assert [printed[name] for name in ("history", "rebalances")] == [data[name] for name in ("history", "rebalances")]
+    wrong = run_command(data["command"].replace("5m", "6m"), capsysbinary)
+    assert wrong.code == 2 and "--history: '6m' is invalid (expected 5m, 30m" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("topic schema orders", "user.id whole number 100%"),
+        ("topic heat orders", "k0 12 20.0% 0=4, 1=4, 2=4"),
+        ("topic show orders --all", "retention.ms -1 yes"),
+        ("life", "generation 1 alive 2 board 6 x 3 ▀▀"),
+        ("trouble", "6 dead letters in orders.dlq"),
+        ("dlq list", "orders.dlq 6 ValueError=6"),
+        ("group show billing --history 30m", "rebalances: nothing was recorded in this time"),
+    ],
+)
+def test_people_read_a_view_as_a_table(
+    shared: klamm.Store, line: str, words: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    done = run_command(f"klamm {line} --store {shlex.quote(shared.path)} -o table", capsysbinary)
+    assert done.code == 0 and words in " ".join(f"{done.text} {done.err}".split()), done.text
 
 
 @pytest.mark.parametrize("address", VIEWS)

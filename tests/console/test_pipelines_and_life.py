@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import klamm
+from klamm.cli.main import run
 from klamm.console import child
 from klamm.console.board import Board
-from klamm.console.pages.pipelines import batch_times
 from klamm.spark.pipelines import checkpoint
+from klamm.spark.pipelines.batch_times import batch_times, records_per_s
 from tests.console.visitor import Visitor
 
 
@@ -41,7 +42,7 @@ def test_a_micro_batch_took_as_long_as_between_its_two_files(tmp_path: Path) -> 
 
 
 def test_a_pipeline_reads_as_fast_as_its_plans_say(
-    store: klamm.Store, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    store: klamm.Store, visitor: Visitor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its first plan says where it begins, which is not at 0; another source than ours counts for nothing."""
     folder = Path(checkpoint(store.path, "orders", pipeline="mine"))
@@ -56,12 +57,15 @@ def test_a_pipeline_reads_as_fast_as_its_plans_say(
             os.utime(folder / part / str(number), (second, second))
     times = batch_times(str(folder.parent.parent))
     assert [(each["records"], each["took_ms"]) for each in times] == [(100, 2000), (400, 2000), (400, 2000)]
+    assert run(["pipeline", "show", "orders", "--store", store.path, "-o", "table"]) == 0
+    assert "days      2    2,000      400" in capsys.readouterr().out
     for part in ("offsets", "commits"):
         (folder / part / "0").unlink()  # Spark removes old ones: where the next began is not known any more
     times = batch_times(str(folder.parent.parent))
     assert [each["records"] for each in times] == [None, 400]
     row = {"name": "orders", "pipeline": "mine", "state": "idle", "lag": 0, "batches": 3, "error": None}
-    row |= {"directory": str(folder.parent.parent), "partitions": []}
+    row |= {"directory": str(folder.parent.parent), "partitions": [], "durations": times}
+    row["records_per_s"] = records_per_s(times)
     monkeypatch.setattr(child, "run_child", lambda *_, **__: child.ChildResult([row], False, 0))
     assert visitor.get("/api/pipelines/show?name=orders").json["records_per_s"] == 200.0
     assert "200/s" in visitor.get("/pipelines/show?name=orders").words

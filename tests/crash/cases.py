@@ -26,11 +26,21 @@ WORKERS = 2
 LIMIT_S = 60  # of a case that takes milliseconds: a machine may stall for long
 
 
+told_seeds: list[str] = []
+"""Those of the test that runs: the report of its failure names the last one, also with `-s` (tests/conftest.py)."""
+
+
 def seed_of(name: str = "KLAMM_SEED") -> int:
     """A seed, from the environment to see a failure again."""
     seed = int(os.environ.get(name, random.randrange(10**6)))
-    print(f"{name}={seed}")
+    tell_seed(seed, name)
     return seed
+
+
+def tell_seed(seed: int, name: str = "KLAMM_SEED") -> None:
+    """Print the seed of what begins now: at once, for a test may be killed."""
+    told_seeds.append(f"{name}={seed}")
+    print(told_seeds[-1], flush=True)
 
 
 @contextmanager

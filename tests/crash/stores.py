@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import klamm
+from klamm.disk import locks
 from klamm.disk.threads import DaemonThread
 from klamm.errors import KlammError
 from klamm.store import directory
@@ -33,4 +35,18 @@ def without_maintenance(core: directory.Core) -> None:
     core._maintenance_thread.join()
 
 
-__all__ = ["open_on_another_boot", "values", "without_maintenance"]
+_MAPPED = ((1 << 40) + 1, 1)  # of `heads`: a byte that each mapping shares, as long as anything refers to it
+
+
+def held_in(path: Path) -> list[tuple[int, int]]:
+    """Return the bytes of a file that any open file holds."""
+    if not path.exists():
+        return []
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return [each for each in locks.held_by_others(fd, 0, 1 << 62) if each != _MAPPED]
+    finally:
+        os.close(fd)
+
+
+__all__ = ["held_in", "open_on_another_boot", "values", "without_maintenance"]

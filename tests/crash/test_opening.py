@@ -19,9 +19,35 @@ from klamm.log.head import HeadResult
 from klamm.log.partition import Partition
 from klamm.store import directory
 from klamm.store.catalog import Topic
-from tests.crash.stores import open_on_another_boot, values
+from tests.crash.stores import held_in, open_on_another_boot, values
 from tests.descriptors import descriptors, opened_since
+from tests.interrupts import Interrupted, interrupt_at
 from tests.procs import Child, Flag, asleep, children
+
+# ---- interrupted
+
+
+def test_a_process_whose_open_or_close_was_interrupted_has_the_store_open_no_more(path: Path) -> None:
+    def held() -> list[tuple[str, tuple[int, int]]]:
+        return [(name, each) for name in ("lock", "members", "heads") for each in held_in(path / name)]
+
+    struck = []  # what holds the exception holds all that its frames refer to
+    for where in ("transaction_resolver.py", "store/deletion.py"):
+        with pytest.raises(Interrupted) as caught, interrupt_at(1, within=where):
+            klamm.open(path)
+        struck.append(caught)
+        assert held() == [], where
+    store = klamm.open(path)
+    store.topics.create("orders")
+    store.append("orders", b"x")
+    assert held()
+    with pytest.raises(Interrupted) as caught, interrupt_at(1, within="log/partition.py"):
+        store.close()
+    struck.append(caught)
+    assert held() == []
+    with klamm.open(path, busy_timeout=5) as store:
+        assert values(store) == [b"x"]
+
 
 # ---- one core a process
 

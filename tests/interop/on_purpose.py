@@ -160,16 +160,6 @@ ON_PURPOSE: dict[str, dict[str, Pinned]] = {
             "it is outside of the transaction, and read at once; nobody sends it", _appended(3)
         ),
     },
-    "offsets_that_a_transaction_cannot_commit": {
-        "a member that is not there": Pinned(
-            "offsets make a group when the transaction commits, not before",
-            {
-                "topics": [
-                    {"name": "<topic>", "partitions": [{"partition_index": 0, "error_code": "ILLEGAL_GENERATION"}]}
-                ]
-            },
-        ),
-    },
     "transactions_are_described": {
         "producers": Pinned(
             "there is one coordinator, which never changes: its epoch is 0, not unknown",

@@ -28,7 +28,7 @@ from klamm.kafka.wire.messages import (
 )
 from klamm.store.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from klamm.store.users import Users
-from tests.crash.cases import seed_of
+from tests.crash.cases import seed_of, tell_seed
 from tests.interop.brokers import Broker, coordinating, fresh
 from tests.interop.java_tools import need_kafka
 from tests.interop.kafka_broker import USERS, KafkaBroker
@@ -286,7 +286,7 @@ def run_cases(pair: Pair, seconds: float) -> None:
     seed = seed_of()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        print(f"KLAMM_SEED={seed}", flush=True)
+        tell_seed(seed)
         run_case(pair, seed)
         seed += 1
 

@@ -28,13 +28,6 @@ WORDS = {
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("authority"))
-    made.server()
-    return made
-
-
-@pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Serving]:
     path = tmp_path_factory.mktemp("guarded") / "store"
     with klamm.open(path) as store:

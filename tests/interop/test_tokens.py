@@ -23,13 +23,6 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("authority"))
-    made.server()
-    return made
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer, authority: Authority) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("tokens") / "store"
     with klamm.open(path) as store:

@@ -20,7 +20,7 @@ from klamm.batch.header import TRANSACTIONAL
 from klamm.disk import _os
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire.frames import read_response
-from klamm.kafka.wire.messages import DELETE_TOPICS, FETCH
+from klamm.kafka.wire.messages import DELETE_TOPICS, FETCH, METADATA
 from klamm.kafka.wire.structs import Struct
 from klamm.log import segment
 from klamm.log.partition import Partition
@@ -143,6 +143,22 @@ def test_a_fetch_with_another_leader_epoch_is_refused_or_told_where_it_diverges(
     assert fetch(raw, topic, 0, leader_epoch=0, last_epoch=0).diverging_epoch is None
     diverged = fetch(raw, topic, 4, last_epoch=0, wait_ms=20_000).diverging_epoch
     assert (diverged.epoch, diverged.end_offset) == (0, 3)
+    future = fetch(raw, topic, 3, last_epoch=1, wait_ms=20_000)
+    assert (future.error_code, future.diverging_epoch) == (ErrorCode.OFFSET_OUT_OF_RANGE, None)
+
+
+@pytest.mark.parametrize("version", [FETCH.min_version, 12, 15])
+def test_a_fetch_of_a_replica_is_refused(raw: Raw, topic: str, version: int) -> None:
+    """There are no others; Kafka refuses a broker so that has no replica of the partition."""
+    produce(raw, topic, sealed(3))
+    ids = {topic: raw.ask(METADATA, 12, topics=[METADATA.request.Topic(name=topic)]).topics[0].topic_id}
+    who = {"replica_id": 1} if version < 15 else {"replica_state": FETCH.request.ReplicaState(replica_id=1)}
+    for leader_epoch, code in ((-1, ErrorCode.NOT_LEADER_OR_FOLLOWER), (0, ErrorCode.UNKNOWN_LEADER_EPOCH)):
+        wanted = fetching({(topic, 0): FetchFrom(0, leader_epoch=leader_epoch)}, ids=ids, wait_ms=FOREVER_MS)
+        (told,) = raw.ask(FETCH, version, **wanted, **who).responses
+        has_epoch = version >= 9
+        assert told.partitions[0].error_code == (code if has_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert not told.partitions[0].records
 
 
 # ---- how much

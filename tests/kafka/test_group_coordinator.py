@@ -144,7 +144,7 @@ def test_a_server_that_was_restarted_knows_no_member(harness: CoordinatorHarness
     assert harness.sync("m", 3).error == E.UNKNOWN_MEMBER_ID
     assert harness.heartbeat("m", 3) == E.UNKNOWN_MEMBER_ID
     assert harness.leave("m") == E.UNKNOWN_MEMBER_ID
-    assert harness.commit("m", 3) == E.ILLEGAL_GENERATION
+    assert harness.commit("m", 3) == E.GROUP_ID_NOT_FOUND
     assert not harness.coordinator.knows(GROUP)
 
 

@@ -327,7 +327,7 @@ class Coordination(RuleBasedStateMachine):
             self.harness.commit(member_id, generation, instance, transactional=True),
             self.harness.leave(member_id, instance),
         }
-        allowed = {E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION}
+        allowed = {E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION, E.GROUP_ID_NOT_FOUND}
         allowed |= {E.GROUP_MAX_SIZE_REACHED, E.INCONSISTENT_GROUP_PROTOCOL}
         if instance is not None:
             allowed.add(E.FENCED_INSTANCE_ID)

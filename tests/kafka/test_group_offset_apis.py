@@ -67,6 +67,30 @@ def test_who_may_not_commit_stores_nothing(server: Served, client: Client) -> No
     assert client.offsets() == {}
 
 
+@every(OFFSET_COMMIT)
+def test_a_member_of_a_group_that_has_none_is_told_whether_there_is_one(
+    store: klamm.Store, client: Client, version: int
+) -> None:
+    """As Kafka has it. A topic that is not there is wrong by itself, and the group is not looked at for it."""
+    assert client.commit({FIRST: 1}, group="stored") == [0]
+    make = OFFSET_COMMIT.request
+
+    def commit(group: str, *names: str) -> list[int]:
+        partition = make.Partition(partition_index=0, committed_offset=1)
+        ids = {"orders": topic_id(store), "none": b"?" * 16}
+        topics = [make.Topic(name=name, topic_id=ids[name], partitions=[partition]) for name in names]
+        member = {"member_id": "m", "generation_id_or_member_epoch": 3}
+        answer = client.ask(OFFSET_COMMIT, version, group_id=group, topics=topics, **member)
+        return [topic.partitions[0].error_code for topic in answer.topics]
+
+    nowhere = E.UNKNOWN_TOPIC_ID if version >= 10 else E.UNKNOWN_TOPIC_OR_PARTITION
+    missing = E.GROUP_ID_NOT_FOUND if version >= 9 else E.ILLEGAL_GENERATION
+    assert commit("stored", "orders", "none") == [E.UNKNOWN_MEMBER_ID, nowhere]
+    assert commit("missing", "orders", "none") == [missing, nowhere]
+    assert commit("missing", "none") == [nowhere]
+    assert client.offsets("stored") == {FIRST: 1}
+
+
 def test_a_text_that_is_too_long_and_an_offset_below_0(client: Client) -> None:
     assert client.commit({FIRST: 1}, metadata="ä" * 2048) == [0]
     assert client.commit({FIRST: 2}, metadata="ä" * 2048 + "x") == [E.OFFSET_METADATA_TOO_LARGE]

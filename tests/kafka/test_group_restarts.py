@@ -255,7 +255,7 @@ def test_a_group_that_processes_took_over_meanwhile_has_no_members_any_more(path
     assert rows(path) == 0
     with served(path) as running, Client(running.address) as client:
         assert client.heartbeat(member) == E.UNKNOWN_MEMBER_ID
-        assert client.commit({FIRST: 7}, member) == [E.ILLEGAL_GENERATION]
+        assert client.commit({FIRST: 7}, member) == [E.UNKNOWN_MEMBER_ID]
         assert client.heartbeat(reset, "reset") == E.UNKNOWN_MEMBER_ID
         with klamm.open(path) as store, store.consumer("orders", group=GROUP):
             pass  # the door is free

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +16,13 @@ import pytest
 import klamm
 from klamm.cli import serve as serve_command
 from klamm.errors import InvalidSetting
+from klamm.kafka import admission as admission_module
 from klamm.kafka import large_requests
 from klamm.kafka.admission import LOOP_ELEMENTS, Admission
 from klamm.kafka.apis import configs as configs_module
 from klamm.kafka.apis import fetch as fetch_module
 from klamm.kafka.audit import Audit
+from klamm.kafka.call import Call
 from klamm.kafka.large_requests import LARGE_FRAME, PIECE, LargeRequests
 from klamm.kafka.pools import PartitionExecutors
 from klamm.kafka.settings import SERVER_SETTINGS, ServerSettings
@@ -52,7 +54,7 @@ from klamm.store.wire_groups import WireGroups
 from tests.kafka.connect import ConnectionEnded, Served, served
 from tests.kafka.member import Client, hold_writes
 from tests.kafka.memory_channel import MemoryChannel
-from tests.kafka.requests import FetchFrom, fetch, fetching, produce, sealed
+from tests.kafka.requests import FetchFrom, fetch, fetching, produce, produce_many, sealed, values
 from tests.procs import until
 
 LIMIT = 5 << 20
@@ -245,6 +247,8 @@ def test_one_whose_client_is_gone_goes_on_no_more() -> None:
         call.is_gone = True
         with pytest.raises(asyncio.CancelledError):
             await turn.next()
+        requests = LargeRequests(asyncio.get_running_loop())
+        await requests.turn(call, to_the_end=True).next()  # type: ignore[arg-type]  # it changes something
 
     asyncio.run(main())
 
@@ -254,7 +258,12 @@ def test_what_was_done_for_a_client_that_is_gone_is_in_the_audit_log(
 ) -> None:
     monkeypatch.setattr(large_requests, "TURN_S", 0.0)
     recorded: list[object] = []
-    monkeypatch.setattr(Audit, "responded", lambda self, call, response: recorded.append(response))
+
+    def record(self: Audit, call: Call, response: Struct) -> Iterator[None]:
+        recorded.append(response)
+        yield
+
+    monkeypatch.setattr(Audit, "responded", record)
     resource = INCREMENTAL_ALTER_CONFIGS.request.Resource(resource_type=4, resource_name="x" * LARGE_FRAME)
     with served(tmp_path / "events", audit_topic="audit") as server:
         wait = LargeRequests.wait
@@ -352,6 +361,30 @@ def test_a_thread_makes_the_response_to_a_fetch_of_many_partitions(
             fetched = raw.ask(FETCH, 12, **fetching(places))
             assert len(fetched.responses[0].partitions) == count
             assert threads.pop() == thread and not threads
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_partitions_of_a_produce_that_a_thread_has_decoded_take_turns(
+    monkeypatch: pytest.MonkeyPatch, server: Served, acks: int
+) -> None:
+    """Others are answered between its partitions, and it waits for their syncs as any other."""
+    waits, wait = list[object](), LargeRequests.wait
+
+    async def record(self: LargeRequests) -> None:
+        waits.append(self)
+        await wait(self)
+
+    numbers = (9, 0, 1, 2, 3)  # the first one is not there, so the native way leaves it all
+    batches = {("orders", number): sealed([b"%d" % number]) for number in numbers}
+    with server.dial() as raw:
+        monkeypatch.setattr(LargeRequests, "wait", record)
+        monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+        monkeypatch.setattr(admission_module, "LOOP_ELEMENTS", 4)
+        answered = produce_many(raw, batches, acks=acks)
+        assert len(waits) >= len(numbers)
+        monkeypatch.undo()
+        assert [answered["orders", number].error_code for number in numbers] == [3, 0, 0, 0, 0]
+        assert [values(fetch(raw, "orders", 0, number)) for number in numbers[1:]] == [[b"%d" % n] for n in range(4)]
 
 
 NAMES = [f"name-{number}" for number in range(40)]

@@ -32,13 +32,6 @@ PATHS = ("/metrics", "/status", "/connections", "/")
 AUTHORIZED = {"authorizer.class.name": STANDARD_AUTHORIZER}
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("authority"))
-    made.server()
-    return made
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with klamm.open(tmp_path / "events") as store:

@@ -77,7 +77,7 @@ requests = st.builds(
     st.text("abc-123", max_size=9),
     st.fixed_dictionaries(
         {
-            "replica_id": int32s,
+            "replica_id": st.integers(-(2**31), -1),
             "max_wait_ms": int32s,
             "min_bytes": int32s,
             "max_bytes": int32s,

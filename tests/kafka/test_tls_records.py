@@ -67,29 +67,45 @@ def test_records_are_taken_in_order_and_so_many_at_once() -> None:
 def test_one_who_sends_a_request_a_record_does_not_keep_the_others_waiting(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, handled = 300, list[object]()
+    count = 300
     table = server.server.listener.admission.table
     supported = table[API_VERSIONS.key]
 
-    async def handler(broker: Broker, call: Call) -> Struct | None:
-        handled.append(call.session)
-        time.sleep(tls.TURN_S / 4)
-        return await supported.handler(broker, call)
+    def requests_before_the_other() -> int:
+        """Return how many requests of the one are handled before that of the other, which came after all of them."""
+        handled = list[object]()
 
-    may_go_on = threading.Event()
-    with LibsslRaw(server.address) as flood, LibsslRaw(server.address) as raw:
-        for each in (flood, raw):
-            each.ask(API_VERSIONS, 0)
-        monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))
-        server.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE)  # both have sent everything when it looks
-        flood.send_ciphertext(b"".join(flood.encrypt(versions(number)) for number in range(count)))
-        raw.send_bytes(versions(1))
-        may_go_on.set()
-        raw.receive()
-        assert [int.from_bytes(flood.receive()[:4], "big") for _ in range(count)] == list(range(count))
-    (other,) = (each for each, times in Counter(handled).items() if times == 1)
-    assert len(handled) == count + 1
-    assert handled.index(other) <= 2 * 4, "more than two turns of the other connection"
+        async def handler(broker: Broker, call: Call) -> Struct | None:
+            handled.append(call.session)
+            time.sleep(tls.TURN_S / 4)
+            return await supported.handler(broker, call)
+
+        is_held, may_go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_held.set()
+            may_go_on.wait(PATIENCE)
+
+        with LibsslRaw(server.address) as flood, LibsslRaw(server.address) as raw:
+            for each in (flood, raw):
+                each.ask(API_VERSIONS, 0)
+            monkeypatch.setitem(table, API_VERSIONS.key, supported._replace(handler=handler))
+            server.loop.call_soon_threadsafe(hold)  # both have sent everything when it looks
+            assert is_held.wait(PATIENCE)
+            flood.send_ciphertext(b"".join(flood.encrypt(versions(number)) for number in range(count)))
+            raw.send_bytes(versions(1))
+            may_go_on.set()
+            raw.receive()
+            assert [int.from_bytes(flood.receive()[:4], "big") for _ in range(count)] == list(range(count))
+            monkeypatch.setitem(table, API_VERSIONS.key, supported)
+        (other,) = (each for each, times in Counter(handled).items() if times == 1)
+        assert len(handled) == count + 1
+        return handled.index(other)
+
+    for _ in range(5):  # the loop may look at the other one first, which shows nothing
+        if before := requests_before_the_other():
+            break
+    assert before <= 2 * 4, "more than two turns of the other connection"
 
 
 def test_a_client_that_changes_its_keys_again_and_again_gets_neither_loop_nor_memory(

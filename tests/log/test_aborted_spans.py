@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,10 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.log import aborted
+from klamm.batch import RECORDS, decode
+from klamm.disk import files
+from klamm.log import aborted, segment
 from klamm.log.aborted import Aborted
 from klamm.log.aborted_spans import AbortedSpans
 from klamm.log.partition import Partition
+from klamm.log.reader import Reader
 from tests.log.compacted import in_transaction, sealed
 from tests.rig import Rig
 
@@ -115,6 +120,83 @@ def test_a_torn_entry_of_an_abort_that_was_committed_is_made_again_from_the_log(
     spans.refresh(0)
     assert spans.within(0, 100) == [(7, 0), (7, 2)]
     assert len(aborted.load(partition.directory, 0)) == 2
+
+
+def abort_in_segments(partition: Partition, count: int = 12) -> list[str]:
+    """Transactions in several segments, of which every third is committed: the .aborted files, one of each segment."""
+    for epoch in range(count):
+        partition.append(in_transaction(7, epoch, [(b"k", b"%d" % epoch + b"." * 300)]))
+        partition.append_marker(7, epoch + 1, commit=epoch % 3 == 2)
+    bases = segment.bases(partition.directory, aborted.SUFFIX)
+    assert len(bases) > 3
+    return [segment.path_of(partition.directory, base, aborted.SUFFIX) for base in bases]
+
+
+def values_of(partition: Partition, reader: Reader | None = None) -> list[int]:
+    """What a reader of committed records gets, by the number that each record begins with."""
+    found = []
+    with reader or partition.reader(0) as reader:
+        while data := reader.read(1000):
+            found += [int(record.value.split(b".")[0]) for record in decode(data, form=RECORDS) if record.value]
+    return found
+
+
+def cut(path: str) -> None:
+    """Put an older version in the place of a file: without its last entry."""
+    data = Path(path).read_bytes()
+    files.replace(path, data[: -aborted.ENTRY_SIZE])
+
+
+COMMITTED = [2, 5, 8, 11]
+LOSSES: dict[str, Callable[[str], object]] = {"removed": os.unlink, "older": cut}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_an_aborted_file_that_no_recovery_point_lists_yet_is_missed_and_made_again(rig: Rig, how: str) -> None:
+    whole = rig.partition(1, segment_bytes=1200)
+    paths = abort_in_segments(whole)
+    truth = {path: aborted.load(whole.directory, int(Path(path).stem)) for path in paths}
+    for path in paths:
+        if how == "removed" or len(truth[path]) > 1:
+            follower = whole.reader(0)
+            LOSSES[how](path)
+            partition = rig.child().partition(1, segment_bytes=1200)
+            assert values_of(partition) == values_of(whole, follower) == COMMITTED, path
+            assert {path: aborted.load(whole.directory, int(Path(path).stem)) for path in paths} == truth
+            files.remove(f"{whole.directory}/recovery")  # as it was: none was written
+            whole.log.set_recovery_point(-1, 0)
+
+
+def test_a_recovery_point_lists_no_aborted_file_that_was_lost_before_it(rig: Rig) -> None:
+    partition = rig.partition(1, segment_bytes=1200)
+    for path in abort_in_segments(partition):
+        os.unlink(path)
+        partition.checkpoint(force=True)
+        known = partition.known_point()
+        assert known is not None and len(known.listed_aborted) > 3 and os.path.exists(path)
+        assert values_of(partition) == COMMITTED
+
+
+def test_a_compaction_removes_what_was_aborted_though_its_file_is_missing(rig: Rig) -> None:
+    partition = rig.partition(1, segment_bytes=1200, cleanup_policy="compact")
+    paths = abort_in_segments(partition)
+    os.unlink(paths[1])
+    partition.cleanup.compact(force=True)
+    assert values_of(partition) == [11]
+
+
+def test_a_segment_whose_markers_ended_nothing_misses_no_aborted_file(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = rig.partition(1, segment_bytes=600)
+    abort(partition, 1)
+    for producer in range(20, 60):  # of transactions without a record here
+        partition.append_marker(producer, 1, commit=False)
+    abort(partition, 3, first_epoch=1)
+    assert len(partition.segments()) > 4 > len(segment.bases(partition.directory, aborted.SUFFIX))
+    assert values_of(partition) == []
+    partition.checkpoint()
+    assert not caplog.records
 
 
 @st.composite

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 GUARD = "src/klamm/console/security.py"
 SECURITY = "tests/console/test_security.py"
 SERVE = "tests/cli/test_serve_console.py"
-HTML = "src/klamm/console/html.py"
+HTML = "src/klamm/html.py"
 
 MUTANTS = [
     Mutant(
@@ -39,13 +39,13 @@ MUTANTS = [
     ),
     Mutant(
         "text is markup",
-        "console/html.py: whatever is not Html already is escaped",
+        "html.py: whatever is not Html already is escaped",
         ((HTML, "        return escape(visible(child))", "        return visible(child)"),),
         ("tests/console/test_html.py::test_text_is_never_markup",),
     ),
     Mutant(
         "half of a surrogate pair is shown as it is",
-        "console/html.py: what UTF-8 cannot have is spelled out",
+        "html.py: what UTF-8 cannot have is spelled out",
         ((HTML, r"\ud800-\udfff", ""),),
         ("tests/console/test_pages.py::test_no_record_keeps_a_topic_from_being_shown",),
     ),

@@ -18,10 +18,14 @@ ADMISSION = "src/klamm/kafka/admission.py"
 SESSION = "src/klamm/kafka/session.py"
 LARGE = "src/klamm/kafka/large_requests.py"
 LARGE_TESTS = "tests/kafka/test_large_requests.py"
+HOLDS_TESTS = (
+    "tests/kafka/test_loop_holds.py::test_a_request_that_names_hundreds_of_things_has_the_loop_for_a_turn_at_a_time"
+)
 CONNECTION_TESTS = "tests/kafka/test_connection.py"
 LOOP_TESTS = "tests/kafka/test_loop.py"
 ILLEGAL = "            return ErrorCode.ILLEGAL_GENERATION\n"
 
+LOOK = "            if turn.is_over:\n                await turn.next()\n"
 PENDING = "        pending = self._broker.transaction_coordinator.pending_offsets({name for name, _ in wanted})\n"
 
 MUTANTS = [
@@ -66,6 +70,24 @@ MUTANTS = [
         "kafka/large_requests.py LRQ1",
         ((LARGE, "            if self._waiting and has_woken:\n", "            if False:\n"),),
         (f"{LARGE_TESTS}::test_one_that_goes_on_later_has_a_round_of_its_own",),
+    ),
+    Mutant(
+        "offsets of a request are looked at all at once",
+        "kafka/large_requests.py LRQ4",
+        (
+            (
+                "src/klamm/kafka/apis/group_offsets.py",
+                f"{LOOK}            number = requested.partition_index\n",
+                "            number = requested.partition_index\n",
+            ),
+        ),
+        (f"{HOLDS_TESTS}[OffsetCommit of many partitions]",),
+    ),
+    Mutant(
+        "a request that changes something is given up with its client",
+        "kafka/large_requests.py LRQ4",
+        ((LARGE, "        if self._call.is_gone and not self._to_the_end:\n", "        if self._call.is_gone:\n"),),
+        (f"{LARGE_TESTS}::test_one_whose_client_is_gone_goes_on_no_more",),
     ),
     Mutant(
         "a response is made however large it is",
@@ -231,7 +253,7 @@ MUTANTS = [
         (
             (
                 FETCH,
-                "if requested.last_epoch >= 0 and partition.end_of_epoch(requested.last_epoch) < requested.offset:",
+                "if is_past and (end := partition.end_of_epoch(requested.last_epoch)) < requested.offset:",
                 "if False:",
             ),
         ),

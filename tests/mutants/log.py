@@ -13,6 +13,7 @@ MISSING_TESTS = "tests/crash/test_missing_files.py"
 RECOVERY = "src/klamm/log/recovery.py"
 READER = "src/klamm/log/reader.py"
 SPANS = "src/klamm/log/aborted_spans.py"
+SPANS_TESTS = "tests/log/test_aborted_spans.py"
 PARTITION = "src/klamm/log/partition.py"
 RETENTION = "src/klamm/log/retention.py"
 RETENTION_TESTS = "tests/log/test_retention.py"
@@ -196,8 +197,41 @@ MUTANTS = [
     Mutant(
         "a missing .aborted file never was",
         "log/aborted.py A1",
-        ((PRODUCER_RECOVERY, "    if lost is None:\n        return\n", "    return\n"),),
+        ((PRODUCER_RECOVERY, "    if lost is None:\n        return False\n", "    return False\n"),),
         (f"{MISSING_TESTS}::test_each_file_that_is_removed_or_put_back_is_made_again_or_named",),
+    ),
+    Mutant(
+        "a missing .aborted file that no recovery point lists yet never was",
+        "log/aborted.py A4",
+        (
+            (PRODUCER_RECOVERY, "    for base, offsets in markers.items():", "    for base, offsets in ():"),
+            (SPANS, "        for base, offsets in unlisted(partition).items():", "        for base, offsets in ():"),
+        ),
+        (f"{SPANS_TESTS}::test_an_aborted_file_that_no_recovery_point_lists_yet_is_missed_and_made_again",),
+    ),
+    Mutant(
+        "a recovery point lists the .aborted files that are left",
+        "log/aborted.py A4",
+        (
+            (
+                "src/klamm/log/partition.py",
+                "            producer_recovery.rebuild_lost_aborted(self, 0)",
+                "            pass",
+            ),
+        ),
+        (f"{SPANS_TESTS}::test_a_recovery_point_lists_no_aborted_file_that_was_lost_before_it",),
+    ),
+    Mutant(
+        "a backup copies the .aborted files that are left",
+        "log/aborted.py A4",
+        (
+            (
+                "src/klamm/store/backup.py",
+                "        producer_recovery.restore_lost_aborted(partition, 0)",
+                "        pass",
+            ),
+        ),
+        ("tests/store/test_backup.py::test_a_backup_has_no_aborted_record_though_a_list_of_them_is_missing",),
     ),
     Mutant(
         "without the recovery point that lists them, all .aborted files are taken to be there",

@@ -317,9 +317,9 @@ MUTANTS = [
         "rows of transactions over the wire are not synced",
         "store/transactions.py WTX1",
         "store/group_commit.py",
-        "        with database.db_lock(), database.transaction(durable=is_durable) as execute:\n",
+        "database.transaction(durable=is_durable)",
         SERVE,
-        instead=f"        with database.db_lock(), {NOT_DURABLE}\n",
+        instead="database.transaction(durable=False)",
     ),
     Mutant(
         "the name of an .aborted file may be lost when a snapshot relies on it",

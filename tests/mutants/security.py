@@ -252,7 +252,7 @@ MUTANTS = [
         "prefixes count as whole names",
         "store/acl_index.py: literal and prefixed",
         ((INDEX, "                yield from self.prefixed.get(name[:length], ())\n", "                pass\n"),),
-        (DECIDES,),
+        (f"{INDEX_TESTS}::test_the_most_specific_rule_is_named",),
     ),
     Mutant(
         "READ does not allow DESCRIBE",

@@ -24,6 +24,7 @@ SYNC_THREAD = "src/klamm/log/_sync_thread.pxi"
 REPLY_TESTS = "tests/log/test_sync_replies.py"
 PRODUCE_TESTS = "tests/kafka/test_produce.py"
 ORDINARY_TESTS = "tests/kafka/test_ordinary_produce.py"
+GROUP_INTERRUPT = "test_an_interrupt_is_for_the_thread_that_commits_and_each_write_of_the_others_is_committed_once"
 GROUP_TESTS = "tests/store/test_group_commit.py"
 COORDINATOR_TESTS = "tests/kafka/transactions/test_transaction_coordinator_threads.py"
 TOPIC_TESTS = "tests/store/test_topic_changes.py"
@@ -224,8 +225,20 @@ MUTANTS = [
     Mutant(
         "a group is as durable as its first write",
         "store/group_commit.py GCM1",
-        ((GROUP_COMMIT, "any(write.durable for write in writes)", "writes[0].durable"),),
+        ((GROUP_COMMIT, "True in [write.durable for write in writes]", "writes[0].durable"),),
         (f"{GROUP_TESTS}::test_a_group_is_durable_if_one_of_it_has_to_be",),
+    ),
+    Mutant(
+        "what a thread was committing when it was interrupted is committed again",
+        "store/group_commit.py GCM4",
+        ((GROUP_COMMIT, "tried if section.is_committed else ()", "()"),),
+        (f"{GROUP_TESTS}::{GROUP_INTERRUPT}",),
+    ),
+    Mutant(
+        "what a thread was committing when it was interrupted is lost",
+        "store/group_commit.py GCM4",
+        ((GROUP_COMMIT, "tried if section.is_committed else ()", "tried"),),
+        (f"{GROUP_TESTS}::{GROUP_INTERRUPT}",),
     ),
     Mutant(
         "a tick marks what another thread is about to mark",

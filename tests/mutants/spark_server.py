@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+ATTEMPT = "src/klamm/spark/server/attempt.py"
 JOINT_DECISION = "src/klamm/store/joint_decision.py"
 DECISION = "src/klamm/spark/server/decision.py"
 REMOTE_STORE = "src/klamm/spark/server/remote_store.py"
@@ -43,6 +44,21 @@ MUTANTS = [
         (f"{JOINT_TESTS}::test_an_attempt_that_has_not_written_yet_is_fenced_too",),
     ),
     Mutant(
+        "an attempt fences another of its number that Spark may choose",
+        "spark/server/decision.py SRV2",
+        ((ATTEMPT, "_IDS = 4", "_IDS = 1"),),
+        (
+            f"{SINK_TESTS}::test_an_attempt_takes_no_transaction_from_another_of_its_number",
+            f"{SINK_TESTS}::test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing",
+        ),
+    ),
+    Mutant(
+        "a stream that fails before a task is done leaves what it has written open",
+        "spark/server/decision.py",
+        (("src/klamm/spark/sink.py", "checkpoint.find_query(options.checkpoint)", "checkpoint.find_query(None)"),),
+        (f"{SINK_TESTS}::test_a_stream_that_fails_before_any_task_is_done_leaves_no_transaction_open",),
+    ),
+    Mutant(
         "a driver whose response was lost commits again",
         "spark/server/decision.py SRV1",
         ((DECISION, "if batch is not None and batches.is_recorded(last, batch):", "if batch is None:"),),
@@ -51,7 +67,7 @@ MUTANTS = [
     Mutant(
         "tasks write to a server that cannot decide",
         "spark/server/decision.py SRV3",
-        ((DECISION, "if not client.knows(DECIDE_TRANSACTIONS):", "if not client:"),),
+        ((DECISION, "if not can_decide(client):", "if not client:"),),
         (f"{SINK_TESTS}::test_a_server_that_is_not_klamms_is_refused_before_anything_is_written",),
     ),
     Mutant(

@@ -377,6 +377,18 @@ MUTANTS = [
         (f"{UPGRADE_TESTS}::test_a_feature_that_is_not_known_is_refused_as_its_kind_says",),
     ),
     Mutant(
+        "a process whose open was interrupted keeps the store open",
+        "store/directory.py: a lease",
+        (("src/klamm/api/store.py", "            lease.release()\n            raise\n", "            raise\n"),),
+        ("tests/crash/test_opening.py::test_a_process_whose_open_or_close_was_interrupted_has_the_store_open_no_more",),
+    ),
+    Mutant(
+        "a process whose close was interrupted keeps the store open",
+        "store/directory.py: a lease",
+        (("src/klamm/store/directory.py", "            if is_ours:\n", "            if False:\n"),),
+        ("tests/crash/test_opening.py::test_a_process_whose_open_or_close_was_interrupted_has_the_store_open_no_more",),
+    ),
+    Mutant(
         "a thread that read the topics earlier puts older settings back",
         "store/directory.py: what is known of a topic never gets older",
         (

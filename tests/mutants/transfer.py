@@ -9,6 +9,7 @@ TARGET = "src/klamm/transfer/directory_target.py"
 KAFKA_TARGET = "src/klamm/transfer/kafka_target.py"
 BATCHES = "src/klamm/cluster/cluster_partition.py"
 COPIER = "src/klamm/transfer/copier.py"
+ERRORS = "tests/cluster/test_kafka_errors.py"
 TESTS = "tests/transfer/test_copy.py"
 WHOLE = f"{TESTS}::test_a_directory_has_the_records_offsets_settings_and_groups_of_the_source"
 SERVED = f"{TESTS}::test_a_server_has_the_records_and_groups_and_a_copy_of_it_is_the_same"
@@ -79,6 +80,30 @@ MUTANTS = [
         "client/consume/read_engine.py E3",
         (("src/klamm/cluster/cluster_engine.py", "(not chunk or cursor.taken >= CHUNK_RECORDS)", "not chunk"),),
         ("tests/cluster/test_read_engine_contract.py::test_partitions_whose_records_were_received_take_turns[server]",),
+    ),
+    Mutant(
+        "what a consumer of a cluster received with an error of another partition is lost",
+        "client/consume/read_engine.py E2",
+        (
+            (
+                "src/klamm/cluster/cluster_engine.py",
+                "                cursor.is_stale = True\n            raise\n",
+                "            raise\n",
+            ),
+        ),
+        (f"{ERRORS}::test_an_error_of_one_partition_loses_no_record_of_another_that_came_with_it",),
+    ),
+    Mutant(
+        "any SystemError of a producer of a cluster is taken for a fatal error",
+        "cluster/record_stream.py: only what librdkafka calls fatal ends a stream",
+        (
+            (
+                "src/klamm/cluster/record_stream.py",
+                "if fatal is None:\n                    raise",
+                "if False:\n                    raise",
+            ),
+        ),
+        (f"{ERRORS}::test_what_python_complains_of_is_no_fatal_error_unless_librdkafka_has_one",),
     ),
     Mutant(
         "what a transaction has given up is not read again",

@@ -18,6 +18,7 @@ from tests.spark.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 CONNECTOR = ROOT / ".tools" / "spark-kafka"
+DELTA = ROOT / ".tools" / "spark-delta"
 TOO_SLOW = "Python worker failed to connect back"
 
 
@@ -55,10 +56,11 @@ def _quick_workers() -> Iterator[None]:
 def spark(_quick_workers: None) -> Iterator[Any]:
     """Two cores; a task may fail once."""
     pytest.importorskip("pyspark")
+    jars = {"spark.jars": ",".join(map(str, sorted(DELTA.glob("*.jar"))))} if delta_is_here() else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark's own
         session = klamm.spark.session(
-            master="local[2,2]", kafka=CONNECTOR if connector_is_here() else False, **SETTINGS
+            master="local[2,2]", kafka=CONNECTOR if connector_is_here() else False, **SETTINGS, **jars
         )
     session.sparkContext.setLogLevel("OFF")
     yield session
@@ -68,3 +70,8 @@ def spark(_quick_workers: None) -> Iterator[Any]:
 def connector_is_here() -> bool:
     """Whether `make tools` could fetch Spark's Kafka connector."""
     return any(CONNECTOR.glob("spark-sql-kafka*.jar"))
+
+
+def delta_is_here() -> bool:
+    """Whether `make tools` could fetch Delta Lake for Spark."""
+    return any(DELTA.glob("delta-spark*.jar"))

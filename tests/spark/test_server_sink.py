@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from klamm.spark.server import decision
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import Attempt, TaskTransaction
 from klamm.spark.server.decision import Scope, client_of, commit, discard
-from klamm.spark.sink import WritePlan, _Stager
+from klamm.spark.sink import StreamWriter, WritePlan, _Stager
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.staged_batches import TaskCommit
 from klamm.spark.staged_files import StagedName
@@ -40,7 +43,7 @@ from klamm.store.users import Users
 from tests.crash.cases import seed_of
 from tests.kafka.connect import served
 from tests.procs import children, until
-from tests.serving import restartable
+from tests.serving import restartable, serving
 from tests.store.open_transactions import server_names
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
@@ -109,6 +112,7 @@ def test_what_all_tasks_have_written_is_there_once_with_its_number(
     assert "Skipping query" in caplog.text and contents(store) == whole and not is_open(store)
     with pytest.raises(BatchConflict, match=r"batch 0 is in the log .topic orders., but was planned again"):
         put(address, [write(plan, [b"other"], task=0)], batch_id(plan="offsets b"))
+    discard(client_of(ServerAddress.parse({"server": address})), SCOPE)  # as Spark has the writer abort
     assert put(address, [write(plan, [b"next"], task=0)], batch_id(1))
     with pytest.raises(BatchConflict, match="batch 0 comes after 1"):
         put(address, [write(plan, [b"old"], task=0)], batch_id(0))
@@ -145,13 +149,58 @@ def test_a_task_that_comes_back_after_the_decision_is_fenced(store: klamm.Store,
     assert too_slow.transaction is not None
     with pytest.raises(Fenced):
         commit(client_of(server), SCOPE, [too_slow.transaction], [], batch_id(1))
-    # And a driver that was asleep cannot decide what a newer attempt has taken over.
-    first = write(plan, [b"first"], task=0)
-    second = write(plan, [b"second"], task=0)
+
+
+def test_an_attempt_takes_no_transaction_from_another_of_its_number(store: klamm.Store, address: str) -> None:
+    """Spark counts attempts from 0 again when it runs a stage again, and may choose one of the first run."""
+    plan = plan_of(address)
+    first, second, third = (write(plan, [name], task=0) for name in (b"first", b"second", b"third"))
+    assert put(address, [second], batch_id())
+    assert contents(store) == [b"second"] and not is_open(store)
+    for late in (first, third):
+        with pytest.raises(Fenced):
+            put(address, [late], batch_id(1))
+    # Each that is killed keeps its id until the next decision. There are so many of them.
+    killed = [write(plan, [b"killed %d" % n], task=0) for n in range(6)]
+    assert len(server_names(store)) == 4
     with pytest.raises(Fenced):
-        put(address, [first], batch_id(1))
-    assert put(address, [second], batch_id(1))
-    assert contents(store) == [b"chosen", b"second"]
+        put(address, [killed[1]], batch_id(1))
+    assert put(address, [killed[2]], batch_id(1))
+    assert contents(store) == [b"killed 2", b"second"] and not is_open(store)
+
+
+def test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing(path: Path) -> None:
+    """Neither of its own micro-batch, nor of the next one. One task is stopped before it sends anything, one later."""
+
+    def run(number: int) -> TaskTransaction | None:
+        def rows() -> Iterator[Any]:
+            for part in range(2):
+                if part == number:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                values = pa.array([b"late" + bytes(600_000)] * 4, pa.binary())
+                yield pa.record_batch([pa.array([b"k"] * 4, pa.binary()), values], names=["key", "value"])
+
+        return _Stager(plan_of(server.address), StagedName(QUERY, 0, number, 0), SCOPE).run(rows()).transaction
+
+    with klamm.open(path) as store, serving(path) as server, children() as start:
+        store.topics.create("orders", 3)
+        server.ready()
+        late = []
+        for number in range(2):
+            late.append(start(partial(run, number)))
+            assert late[-1].stopped() and is_open(store) == bool(number)
+        plan = plan_of(server.address)
+        assert put(server.address, [write(plan, [b"chosen %d" % task], task=task) for task in range(2)], batch_id())
+        following = [write(plan, [b"following %d" % task], task=task) for task in range(2)]
+        for child in late:
+            child.go_on()
+        came_back = TaskTransaction(*late[0].answer())
+        late[1].ended()
+        assert "another attempt of this task has taken over" in late[1].error
+        assert put(server.address, following, batch_id(1))
+        with pytest.raises(Fenced):
+            commit(client_of(ServerAddress.parse({"server": server.address})), SCOPE, [came_back], [], batch_id(2))
+        assert contents(store) == [b"chosen 0", b"chosen 1", b"following 0", b"following 1"] and not is_open(store)
 
 
 def test_a_task_that_fails_aborts_and_a_job_that_fails_leaves_nothing(store: klamm.Store, address: str) -> None:
@@ -201,6 +250,20 @@ def test_what_a_job_leaves_is_aborted_though_its_connection_was_closed_or_the_se
     codes = [ErrorCode.INVALID_TXN_STATE]
     discard(client, SCOPE)
     assert "could not be aborted, and will time out: " in caplog.text
+
+
+def test_a_stream_that_fails_before_any_task_is_done_leaves_no_transaction_open(
+    store: klamm.Store, address: str, tmp_path: Path
+) -> None:
+    """Spark has no message of a task then, so the checkpoint says whose transactions they are."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text(f'{{"id": "{QUERY}"}}')
+    options = {"server": address, "topic": "orders", "checkpointLocation": f"file://{checkpoint}"}
+    write(plan_of(address), [b"x"])
+    assert is_open(store)
+    StreamWriter(SCHEMA, options, False).abort([None, None], 0)
+    assert not is_open(store) and contents(store) == []
 
 
 def test_a_task_without_rows_has_no_transaction(store: klamm.Store, address: str) -> None:

@@ -60,6 +60,8 @@ def test_a_batch_is_the_same_dataframe_with_every_way_to_name_the_server(
 def test_what_does_not_fit_is_told_before_there_is_a_job(spark: Any, server: str) -> None:
     with pytest.raises(InvalidSetting, match=r"sasl\.username: is not for security\.protocol=PLAINTEXT"):
         klamm.spark.read(spark, f"klamm://{server}", subscribe="orders", **{"sasl.username": "alice"})
+    with pytest.raises(InvalidSetting, match=r"sasl\.username: is not for security\.protocol=PLAINTEXT"):
+        klamm.spark.read(spark, f"klamm://{server}?sasl.username=alice", subscribe="orders")
     with pytest.raises(Exception, match=r"Topic 'order' does not exist .did you mean 'orders'"):
         spark.read.format("klamm").options(server=server, subscribe="order").load()
 

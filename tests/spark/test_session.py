@@ -17,7 +17,7 @@ import pytest
 import klamm
 import klamm.spark
 from klamm.errors import InvalidSetting, KlammError
-from klamm.spark import java
+from klamm.spark import java, own_settings
 from klamm.spark.session import connector, settings
 
 pytest.importorskip("pyspark")
@@ -179,6 +179,100 @@ def test_what_spark_submit_was_given_is_not_overridden(monkeypatch: pytest.Monke
         "mine",
         "local[1]",
     }
+
+
+DEFAULTS = r"""
+# spark.sql.shuffle.partitions  1
+spark.sql.shuffle.partitions    7
+  spark.driver.host = here
+spark.executor.extraJavaOptions:-Da=b \
+    -Dc=d
+! not.ours  x
+spark.path   C\:\\here\u0041
+spark.empty
+hive.x 1
+"""
+
+
+def test_a_file_of_defaults_is_read_as_java_reads_it() -> None:
+    assert own_settings.parse(DEFAULTS) == {
+        "spark.sql.shuffle.partitions": "7",
+        "spark.driver.host": "here",
+        "spark.executor.extraJavaOptions": "-Da=b -Dc=d",
+        "spark.path": "C:\\hereA",
+        "spark.empty": "",
+        "hive.x": "1",
+    }
+
+
+def test_settings_of_the_users_own_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "home" / "conf").mkdir(parents=True)
+    (tmp_path / "home" / "conf" / "spark-defaults.conf").write_text("spark.a 1\n")
+    (tmp_path / "spark-defaults.conf").write_text("spark.a 2\nspark.b 2\nhive.x 2\n")
+    (tmp_path / "other.conf").write_text("spark.a 3\n")
+    for name in ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def found() -> dict[str, str]:
+        return own_settings.find(str(tmp_path / "home"))
+
+    assert found() == {"spark.a": "1"}
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert found() == {"spark.a": "2", "spark.b": "2"}
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.b='4 5' --master=local[3] --name x pyspark-shell")
+    assert found() == {"spark.a": "2", "spark.b": "4 5", "spark.master": "local[3]", "spark.app.name": "x"}
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--properties-file {tmp_path}/other.conf pyspark-shell")
+    assert found() == {"spark.a": "3"}
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS")
+    assert found() == {}
+
+
+def test_defaults_of_the_users_own_go_before_ours_and_after_the_callers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def asked(**more: Any) -> dict[str, str]:
+        builder = Builder()
+        fake_pyspark = SimpleNamespace(
+            __version__="4.2.1",
+            __file__=str(tmp_path / "pyspark" / "__init__.py"),
+            SparkContext=SimpleNamespace(_gateway=None),
+            sql=SimpleNamespace(SparkSession=SimpleNamespace(builder=builder)),
+        )
+        monkeypatch.setattr(session_module, "_pyspark", lambda: fake_pyspark)
+        klamm.spark.session(**more)
+        return builder.conf
+
+    session_module = importlib.import_module("klamm.spark.session")  # klamm.spark.session is the function
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    defaults = tmp_path / "spark-defaults.conf"
+    defaults.write_text("spark.sql.shuffle.partitions 7\nspark.app.name ours\nspark.jars.packages a:b:1\n")
+    conf = asked(path=tmp_path, kafka=True)
+    assert conf.keys().isdisjoint({"spark.sql.shuffle.partitions", "spark.app.name"})
+    assert conf["spark.driver.host"] == "127.0.0.1" and conf["spark.klamm.path"] == str(tmp_path)
+    assert conf["spark.jars.packages"].startswith("a:b:1,org.apache.spark:")
+    conf = asked(spark_sql_shuffle_partitions=3, app_name="mine")
+    assert (conf["spark.sql.shuffle.partitions"], conf["spark.app.name"]) == ("3", "mine")
+    defaults.write_text("spark.master spark://host:7077\n")
+    assert "spark.driver.host" not in asked(), "executors of a cluster could not reach it"
+
+
+@pytest.mark.soak
+def test_a_session_has_the_defaults_of_a_users_file(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(DEFAULTS.replace(" = here", " = localhost"))
+    program = (
+        "import klamm.spark\n"
+        "spark = klamm.spark.session(master='local[1]', spark_ui_enabled=False)\n"
+        "names = ('spark.sql.shuffle.partitions', 'spark.driver.host', 'spark.path', 'spark.app.name')\n"
+        "print(*(spark.conf.get(name) for name in names))\n"
+        "spark.stop()\n"
+    )
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert told.returncode == 0, told.stderr[-4000:]
+    assert told.stdout.split() == ["7", "localhost", "C:\\hereA", "klamm"]
 
 
 @pytest.mark.soak

@@ -32,6 +32,7 @@ from klamm.store.catalog import Catalog, SlotRequest, Topic
 from klamm.store.database import FORMAT_VERSION
 from klamm.store.rows import crc as crc_of
 from klamm.store.settings import Settings
+from tests.crash.cases import seed_of
 from tests.store.conftest import lock_of, nothing
 
 # Topics
@@ -430,6 +431,37 @@ def test_a_topic_that_an_index_lacks_is_damage_and_its_name_is_not_given_again(t
             with pytest.raises((TopicExists, NotAStore)) if data.count(name) > 1 else nullcontext():
                 catalog.create_topic("topic-4", 1, {}, nothing)
             hidden += found is None
+    assert hidden
+
+
+def roots_of(directory: Path, table: str) -> list[int]:
+    """Return where the first pages of a table and of its indexes begin."""
+    with closing(sqlite3.connect(directory / "klamm.db")) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        pages = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", (table,)).fetchall()
+    return [(page - 1) * size for (page,) in pages]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_a_topic_that_a_flipped_bit_hides_is_damage_and_not_unknown(tmp_path: Path, count: int) -> None:
+    whole = small_database(tmp_path)
+    topic = {each.name: each for each in look(tmp_path) or ()}["topic-4"]
+    starts = roots_of(tmp_path, "topics")
+    assert len(starts) == 3
+    chance = random.Random(seed_of())
+    hidden = 0
+    for number in range(count):
+        data = bytearray(whole)
+        start = starts[number % len(starts)]
+        # Half of them in the header and the list of cells, where one bit hides a row.
+        used = [at for at in range(4096) if data[start + at]] if number % 2 else range(18)
+        data[start + chance.choice(used)] ^= 1 << chance.randrange(8)
+        (tmp_path / "klamm.db").write_bytes(data)
+        try:
+            with closing(Catalog(str(tmp_path / "klamm.db"), nullcontext)) as catalog:
+                assert catalog.topic("topic-4") == topic
+        except NotAStore:
+            hidden += 1
     assert hidden
 
 

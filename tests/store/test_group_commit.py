@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import klamm
 from klamm.errors import KlammError
 from klamm.store.database import Database, Execute
-from klamm.store.group_commit import GroupCommit
+from klamm.store.group_commit import GroupCommit, _Write
+from tests.crash.cases import memory_directory
+from tests.interrupts import interrupt_at
 from tests.procs import PATIENCE, until
 from tests.store.open_transactions import core_of
 
@@ -58,7 +61,7 @@ class Commits:
         for index in range(len(writes)):
             threads.append(threading.Thread(target=run, args=(index,)))
             threads[-1].start()
-            until(lambda index=index: len(self.group._queue) == index + 1, "it is queued")  # type: ignore[misc]
+            until(lambda index=index: len(self.group._queue) == index + 2, "it is queued")  # type: ignore[misc]
         enough.set()
         for thread in threads:
             thread.join(PATIENCE)
@@ -119,7 +122,7 @@ def test_a_group_is_durable_if_one_of_it_has_to_be(commits: Commits) -> None:
         for durable in (False, True, False):
             mixed.append(threading.Thread(target=commits.group.run, args=(put(5),), kwargs={"durable": durable}))
             mixed[-1].start()
-        until(lambda: len(commits.group._queue) == 3, "all are queued")
+        until(lambda: len(commits.group._queue) == 4, "all are queued")
 
     commits.group.run(first, durable=False)
     for thread in mixed:
@@ -134,3 +137,39 @@ def test_more_than_fit_into_one_transaction_are_written_in_several(
     assert commits.together(*[put(number) for number in range(10)]) == list(range(10))
     assert commits.written() == list(range(10))
     assert len(commits.durable) == 1 + 3
+
+
+def test_an_interrupt_is_for_the_thread_that_commits_and_each_write_of_the_others_is_committed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(execute: Execute) -> None:
+        put(-1)(execute)
+        raise KlammError("no")
+
+    with memory_directory(tmp_path) as path, klamm.open(path / "events") as store:
+        commits = Commits(core_of(store).catalog.database, monkeypatch)
+        group, interrupted = commits.group, 0
+        expected: list[int] = []
+        for is_refused in (False, True):
+            for point in itertools.count(1):
+                writes = [_Write(put(number), True) for number in (len(expected), len(expected) + 1)]
+                group._queue.extend([writes[0], *([_Write(refuse, True)] if is_refused else []), writes[1]])
+                is_struck = False
+                try:
+                    with interrupt_at(point):
+                        group.run(put(-2))
+                except KeyboardInterrupt:
+                    is_struck = True
+                group.run(put(-3))  # as the next thread
+                assert not group._queue
+                for write in writes:
+                    assert write.is_done and write.error is None
+                    assert write.result == len(expected)
+                    expected.append(write.result)
+                interrupted += is_struck
+                if not is_struck:
+                    break
+        written = commits.written()
+        assert [number for number in written if number >= 0] == expected
+        assert interrupted > 100
+        assert -1 not in written and 0 < written.count(-2) < interrupted

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
 import signal
 import sqlite3
 import struct
+import traceback
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,12 @@ from klamm.store.catalog import Catalog
 from klamm.store.features import Features
 from klamm.store.presence import IN_LOCK
 from klamm.store.upgrade import TODAY, Formats, formats_of
-from tests.crash.cases import seed_of
-from tests.crash.stores import values
+from tests.crash.cases import memory_directory, seed_of
+from tests.crash.stores import held_in, values
 from tests.golden.make import found_in, name_of_format
 from tests.golden.test_golden import GOLDEN, unpacked
-from tests.procs import children
+from tests.interrupts import HOWS, Injected, interrupt_at, points_of, steps_of, struck_at
+from tests.procs import children, until
 
 OLD = [name for name in GOLDEN if name != name_of_format()]
 
@@ -76,6 +80,68 @@ def test_an_upgrade_killed_at_any_step_is_finished_by_the_next_one(
             assert klamm.check(store).ok
             shutil.rmtree(store)
     assert deaths > 5
+
+
+def strikes_at(golden: Path, scratch: Path, most: int | None) -> list[Callable[[], AbstractContextManager[object]]]:
+    """Ways to interrupt the upgrade of a copy: at its steps, and at points where Python may run a signal handler."""
+    dice = random.Random(seed_of())
+    counts = []
+    for count in (steps_of, points_of):
+        store = shutil.copytree(golden, scratch)
+        trusted(store)
+        counts.append(count(lambda store=store: klamm.open(store).close()))  # type: ignore[misc]
+        shutil.rmtree(store)
+    limits = (most, most) if most else (counts[0], 1000)
+    steps, points = (
+        sorted(dice.sample(range(1, count + 1), min(count, limit))) for count, limit in zip(counts, limits, strict=True)
+    )
+    hows = list(HOWS)
+    if most is not None:
+        hows = [dice.choice(hows)]
+    return [
+        *(partial(struck_at, step, how) for how in hows for step in steps),
+        *(partial(interrupt_at, point) for point in points),
+    ]
+
+
+def is_left(store: Path) -> bool:
+    """Whether no process has the store open; if one has, drop what nobody uses: a thread may just have ended."""
+    if not any(held_in(store / name) for name in ("lock", "members", "heads")):
+        return True
+    gc.collect()
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # CPython drops it in a __del__
+@pytest.mark.parametrize("most", [5, pytest.param(None, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", OLD)
+def test_an_interrupted_upgrade_holds_no_lock_and_the_next_open_finishes_it(
+    name: str, most: int | None, tmp_path: Path
+) -> None:
+    """In `make soak` at every step, and at a thousand of the points."""
+    with memory_directory(tmp_path) as scratch:
+        golden, found = unpacked(name, scratch / "golden")
+        old = formats_of(str(golden))
+        interrupted, seen, where = 0, set(), ""
+        for number, strike in enumerate(strikes_at(golden, scratch / "counted", most)):
+            store = shutil.copytree(golden, scratch / str(number))
+            trusted(store)
+            try:
+                with strike():
+                    klamm.open(store).close()
+            except (KeyboardInterrupt, Injected) as error:
+                interrupted += 1
+                where = "".join(traceback.format_exception(error))
+                error.__traceback__ = None  # which refers to all that was being opened
+            seen.add(formats_of(str(store)))
+            until(lambda store=store: is_left(store), f"{strike}: no lock is held\n{where}")  # type: ignore[misc]
+            with klamm.open(store, busy_timeout=5) as opened:
+                assert opened.check().ok, strike
+            assert formats_of(str(store)) == TODAY
+            assert found_in(store) == found, strike
+            shutil.rmtree(store)
+        assert interrupted > 3
+        assert seen <= {old, TODAY, Formats(TODAY.database, old.heads)}
 
 
 @pytest.mark.parametrize("name", OLD)

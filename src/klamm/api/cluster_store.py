@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
@@ -22,7 +23,7 @@ from klamm.cluster.cluster_core import ClusterCore, unsupported
 from klamm.cluster.cluster_groups import GroupsOfCluster
 from klamm.cluster.cluster_producer import ClusterProducer
 from klamm.disk import fork
-from klamm.errors import InvalidSetting
+from klamm.errors import InvalidSetting, KlammError
 from klamm.store.settings import named_settings
 from klamm.times import to_ms
 from klamm.types import Appended, PartitionInfo, TopicInfo, TopicPartition
@@ -144,19 +145,24 @@ class ClusterStore(Store[K, V]):
         serdes = Serdes(serde, key_serde).over(self._serdes)
         convert = None if serdes == Serdes() else serdes.serializer().record
         time_ms = None if timestamp is None else to_ms(timestamp)
+        add = stream.forwarder(topic).add
         sent: list[Any] = []
         try:
             for record in records:
                 key, value, headers, when = _parts_of(record if convert is None else convert(record))
-                when = time_ms if when is None else when
-                sent.append(stream.send(topic, value, key=key, headers=headers, timestamp=when, partition=partition))
+                sent.append(add(key, value, headers, time_ms if when is None else when, partition))
         except Exception as error:
             if sent:
                 error.add_note(f"record {len(sent)} of this append_many was not taken; those before it were sent")
             stream.wait(None)
             raise
-        self._cluster().topic(topic)  # UnknownTopic, if nothing was given
+        if sent and sent[-1] is None:
+            raise stream.closed()
         offsets: dict[int, list[int]] = {}
+        for delivery in reversed(sent):  # the last one first: this thread is woken once, not for each
+            if not delivery.done:
+                with suppress(KlammError):
+                    delivery.result()
         for delivery in sent:
             offset = delivery.result()
             if offset is not None:

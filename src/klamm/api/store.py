@@ -96,14 +96,21 @@ class Store(Appends[K, V], Reads[K, V]):
 
     def _acquire(self, create: bool) -> Core:
         busy_timeout_ms = busy_ms(self._busy_timeout)
-        core = directory.acquire(self._path, create=create, busy_timeout_ms=busy_timeout_ms, **self._options)
-        if not self._read_only and core.users == 1:
-            sweep(core, with_all_topics=False)
-            core.transactions.resolve(only_abandoned=True)
+        lease = self._lease = directory.Lease()
+        try:
+            core = directory.acquire(
+                self._path, create=create, busy_timeout_ms=busy_timeout_ms, lease=lease, **self._options
+            )
+            if not self._read_only and core.users == 1:
+                sweep(core, with_all_topics=False)
+                core.transactions.resolve(only_abandoned=True)
+        except BaseException:
+            lease.release()
+            raise
         return core
 
     def _release(self, core: Core) -> None:
-        directory.release(core)
+        self._lease.release()
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ", read-only" if self._read_only else ""

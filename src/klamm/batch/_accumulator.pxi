@@ -1,4 +1,8 @@
 # Behind producer.send: the partition, the batch and the Delivery of each record of a topic.
+#
+#     RecordSink             takes the records of one topic: partition, serializers, checks
+#     ├── RecordAccumulator  into batches, for a directory
+#     └── RecordForwarder    to librdkafka, for a cluster (_forwarder.pxi)
 
 cdef enum:
     MAX_POOLED = 16  # Builders kept for the next batches
@@ -16,7 +20,18 @@ cdef object call_back(call, Delivery delivery):
         return interrupt
 
 
-@cython.final
+cdef object apart(error):
+    """Return a copy. What is raised refers to the frames that it went through; these may have the delivery, which refers
+    to its error, and which no garbage collector looks into.
+    """
+    try:
+        copied = _copy(error)
+    except Exception:  # of a class that cannot be copied
+        return error
+    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return copied
+
+
 cdef class BatchDelivery:
     """What became of one batch. The committing thread calls `resolve` or `fail`, once; later calls change nothing.
 
@@ -57,7 +72,7 @@ cdef class BatchDelivery:
         if not isinstance(error, BaseException):
             raise TypeError(f"error is {type(error).__name__}, expected an exception")
         if not self.done:
-            self.error = error
+            self.error = apart(error)
             self.finish()
 
     cdef object finish(self):
@@ -161,7 +176,7 @@ cdef class Delivery:
         if not self.batch.wait(timeout):
             raise TimeoutError(f"no result for a record of topic {self.batch.topic!r} within {timeout:g} s")
         if self.batch.error is not None:
-            raise self.batch.error.with_traceback(None)
+            raise apart(self.batch.error)
         return self.offset
 
     def add_done_callback(self, call):
@@ -215,38 +230,22 @@ cdef class BufferMemory:
         return self.used > self.limit
 
 
-@cython.final
-cdef class RecordAccumulator:
-    """One topic of a producer: picks each record's partition and adds the record to that partition's open batch.
+cdef class RecordSink:
+    """One topic of a producer: takes its records. `add` chooses the partition, and checks what the user gave.
 
-    A batch is closed when it reaches `batch_bytes` or the next record does not fit; a larger record, up to `limit`,
-    gets a batch of its own. Records with a key go by murmur2, others stick to one partition until its batch is closed
-    and then go on to the next (`first` is where they start); `partitioner` replaces both.
-    `clock` has two words for a buffer: how far what is now is ahead of the wall clock. What a record takes is added to
-    `memory`; the owner of the batch releases it.
-
-    The GIL is its lock: to other threads, every method is one step, after the user's serializers and partitioner ran.
-    (An allocation may collect garbage, and a finalizer may run other threads: nothing read before one is trusted
-    after.) A closed accumulator takes no record. It is looked at in that one step, so what was taken is there for the
-    `drain` that follows `close`, and a `send` that comes too late knows.
+    `clock` has two words for a buffer: how far what is now is ahead of the wall clock. Where an unkeyed record goes,
+    and what becomes of each, is told by the two classes that there are of it.
     """
 
     cdef readonly str topic
     cdef readonly int32_t partitions
-    cdef readonly Py_ssize_t batch_bytes
-    cdef readonly Py_ssize_t limit
-    cdef readonly Py_ssize_t bytes      # in batches that are still open
     cdef readonly bint closed           # takes no record
-    cdef readonly int32_t sending       # `send`s that have this accumulator, and run a serializer
+    cdef readonly int32_t sending       # `send`s that have this sink, and run a serializer
+    cdef readonly list full             # batches that are closed: (partition, Builder, BatchDelivery)
     cdef bint calls_users               # it has serializers, or a partitioner
-    cdef readonly list full             # closed: (partition, Builder, BatchDelivery)
     cdef object partitioner
     cdef object key_serializer
     cdef object value_serializer
-    cdef int32_t sticky                 # where records without a key go now
-    cdef list open_batches              # OpenBatch or None of each partition
-    cdef list pool
-    cdef BufferMemory memory
     cdef bint keyed                     # the topic is compacted: it takes no record without a key
     cdef Py_buffer clock                # how far the clock is ahead of ours, in ms, and ~that
     cdef int64_t before_ms              # timestamps may lie so far in the past,
@@ -256,17 +255,13 @@ cdef class RecordAccumulator:
         if self.clock.buf != NULL:
             PyBuffer_Release(&self.clock)
 
-    def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
-                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0, bint keyed=False,
-                 clock=None, int64_t before_ms=INT64_MAX, int64_t after_ms=INT64_MAX, BufferMemory memory=None):
+    def __init__(self, str topic not None, int32_t partitions, partitioner=None, key_serializer=None,
+                 value_serializer=None, *, bint keyed=False, clock=None, int64_t before_ms=INT64_MAX,
+                 int64_t after_ms=INT64_MAX):
         if partitions < 1:
             raise ValueError(f"{partitions} partitions")
-        if batch_bytes < 1 or limit < 1:
-            raise ValueError(f"batches of {batch_bytes} bytes, at most {limit}")
         self.topic = topic
         self.partitions = partitions
-        self.batch_bytes = min(batch_bytes, limit)
-        self.limit = limit
         self.full = []
         self.partitioner = partitioner
         self.key_serializer = key_serializer
@@ -275,10 +270,6 @@ cdef class RecordAccumulator:
         self.keyed = keyed
         self.before_ms = before_ms
         self.after_ms = after_ms
-        self.sticky = <int32_t> (first % partitions)
-        self.open_batches = [None] * partitions
-        self.pool = []
-        self.memory = memory
         if clock is not None:
             PyObject_GetBuffer(clock, &self.clock, PyBUF_SIMPLE)
 
@@ -296,6 +287,86 @@ cdef class RecordAccumulator:
         if time - now > self.after_ms or now - time > self.before_ms:
             raise InvalidTimestamp.outside(self.topic, time, now - self.before_ms, <object> now + self.after_ms)
         return time
+
+    cdef int32_t given_partition(self, partition) except -1:
+        cdef int64_t number = partition
+        if not 0 <= number < self.partitions:
+            raise UnknownTopic(f"topic {self.topic!r} has no partition {number}", hint=f"it has {self.partitions}")
+        return <int32_t> number
+
+    cdef object keyless(self):
+        return InvalidRecord(f"{self.topic}: a record without a key, and the topic is compacted",
+                             hint="give it a key: compaction keeps the latest record of each")
+
+    def add(self, key, value, headers=None, timestamp=None, partition=None):
+        """Add one record. Batches that this closed are in `full`. Return None if it is closed: nothing was added.
+
+        A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
+        InvalidTimestamp, UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
+        """
+        return self.take_record(key, value, headers, timestamp, partition)
+
+    cdef Delivery take_record(self, key, value, headers, timestamp, partition):
+        raise NotImplementedError
+
+    cdef tuple call_users(self, key, value, int32_t chosen):
+        """Call the serializers and, unless a partition is given, the partitioner. Return key, value and partition."""
+        self.sending += 1
+        try:
+            if key is not None and self.key_serializer is not None:
+                key = self.key_serializer(key)
+            if value is not None and self.value_serializer is not None:
+                value = self.value_serializer(value)
+            if chosen < 0 and self.partitioner is not None:
+                chosen = checked_partition(self.partitioner(key, self.partitions), self.partitions)
+            return key, value, chosen
+        finally:
+            self.sending -= 1
+
+    def close(self):
+        """Refuse further records; `drain` still returns the ones that were taken."""
+        self.closed = True
+
+    def open(self):
+        """Take records again."""
+        self.closed = False
+
+
+@cython.final
+cdef class RecordAccumulator(RecordSink):
+    """One topic of a producer: picks each record's partition and adds the record to that partition's open batch.
+
+    A batch is closed when it reaches `batch_bytes` or the next record does not fit; a larger record, up to `limit`,
+    gets a batch of its own. Records with a key go by murmur2, others stick to one partition until its batch is closed
+    and then go on to the next (`first` is where they start); `partitioner` replaces both.
+    What a record takes is added to `memory`; the owner of the batch releases it.
+
+    The GIL is its lock: to other threads, every method is one step, after the user's serializers and partitioner ran.
+    (An allocation may collect garbage, and a finalizer may run other threads: nothing read before one is trusted
+    after.) A closed accumulator takes no record. It is looked at in that one step, so what was taken is there for the
+    `drain` that follows `close`, and a `send` that comes too late knows.
+    """
+
+    cdef readonly Py_ssize_t batch_bytes
+    cdef readonly Py_ssize_t limit
+    cdef readonly Py_ssize_t bytes      # in batches that are still open
+    cdef int32_t sticky                 # where records without a key go now
+    cdef list open_batches              # OpenBatch or None of each partition
+    cdef list pool
+    cdef BufferMemory memory
+
+    def __init__(self, str topic not None, int32_t partitions, Py_ssize_t batch_bytes, Py_ssize_t limit,
+                 partitioner=None, key_serializer=None, value_serializer=None, *, int64_t first=0,
+                 BufferMemory memory=None, **options):
+        RecordSink.__init__(self, topic, partitions, partitioner, key_serializer, value_serializer, **options)
+        if batch_bytes < 1 or limit < 1:
+            raise ValueError(f"batches of {batch_bytes} bytes, at most {limit}")
+        self.batch_bytes = min(batch_bytes, limit)
+        self.limit = limit
+        self.sticky = <int32_t> (first % partitions)
+        self.open_batches = [None] * partitions
+        self.pool = []
+        self.memory = memory
 
     cdef OpenBatch opened(self, int32_t partition):
         """Open a batch for the partition, unless another thread has done so when this one is made."""
@@ -316,21 +387,6 @@ cdef class RecordAccumulator:
         if partition == self.sticky:
             self.sticky = (partition + 1) % self.partitions
         return 0
-
-    cdef int32_t given_partition(self, partition) except -1:
-        cdef int64_t number = partition
-        if not 0 <= number < self.partitions:
-            raise UnknownTopic(f"topic {self.topic!r} has no partition {number}", hint=f"it has {self.partitions}")
-        return <int32_t> number
-
-    def add(self, key, value, headers=None, timestamp=None, partition=None):
-        """Add one record. Batches that this closed are in `full`. Return None if the accumulator is closed: nothing was
-        added.
-
-        A serializer is not called for None; `timestamp` None or -1 is now. After RecordTooLarge, InvalidRecord,
-        InvalidTimestamp, UnknownTopic (no such partition), TypeError or ValueError, nothing was taken.
-        """
-        return self.take_record(key, value, headers, timestamp, partition)
 
     cdef Delivery take_record(self, key, value, headers, timestamp, partition):
         cdef Slice k
@@ -354,28 +410,13 @@ cdef class RecordAccumulator:
         try:
             if k.size < 0:
                 if self.keyed:
-                    raise InvalidRecord(f"{self.topic}: a record without a key, and the topic is compacted",
-                                        hint="give it a key: compaction keeps the latest record of each")
+                    raise self.keyless()
             elif chosen < 0:
                 chosen = (klamm_murmur2(k.data, k.size) & 0x7fffffff) % <uint32_t> self.partitions
             return self.put_encoded(&k, &v, encoded, time, chosen)
         finally:
             give_back(&k)
             give_back(&v)
-
-    cdef tuple call_users(self, key, value, int32_t chosen):
-        """Call the serializers and, unless a partition is given, the partitioner. Return key, value and partition."""
-        self.sending += 1
-        try:
-            if key is not None and self.key_serializer is not None:
-                key = self.key_serializer(key)
-            if value is not None and self.value_serializer is not None:
-                value = self.value_serializer(value)
-            if chosen < 0 and self.partitioner is not None:
-                chosen = checked_partition(self.partitioner(key, self.partitions), self.partitions)
-            return key, value, chosen
-        finally:
-            self.sending -= 1
 
     cdef Delivery put_encoded(self, const Slice *k, const Slice *v, bytes encoded, int64_t time, int32_t chosen):
         """Add an encoded record to a partition. `chosen` -1: to the sticky one, which changes when a batch is closed.
@@ -416,14 +457,6 @@ cdef class RecordAccumulator:
         if batch.builder.used >= self.batch_bytes:
             self.close_batch(partition, batch)
         return delivery
-
-    def close(self):
-        """Refuse further records; `drain` still returns the ones that were taken."""
-        self.closed = True
-
-    def open(self):
-        """Take records again."""
-        self.closed = False
 
     @property
     def oldest(self):
@@ -480,7 +513,7 @@ cdef class Sending:
 
         Raises what went wrong with an earlier batch, if that was not told yet; then this record was not taken.
         """
-        cdef RecordAccumulator accumulator
+        cdef RecordSink accumulator
         cdef Delivery delivery
         if timestamp is not None and type(timestamp) is not int:
             timestamp = self._milliseconds(timestamp)
@@ -488,7 +521,7 @@ cdef class Sending:
             found = None
             if type(topic) is str and (self._memory is None or self._memory.used <= self._memory.limit):
                 found = self._accumulators.get(topic)
-            accumulator = <RecordAccumulator?> (found if found is not None else self._find_accumulator(topic))
+            accumulator = <RecordSink?> (found if found is not None else self._find_accumulator(topic))
             try:
                 delivery = accumulator.take_record(key, value, headers, timestamp, partition)
             except RecordTooLarge as error:

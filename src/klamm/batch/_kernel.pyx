@@ -15,6 +15,8 @@ One module, a file a noun:
     _records.pxi    records that were returned, and how far they were handed out
     _columns.pxi    batches -> Arrow columns
     _accumulator.pxi       behind producer.send: partition, Builder and Delivery of each record
+    _forwarder.pxi         the same for a cluster: records to librdkafka, deliveries as it reports them
+    _messages.pxi          messages of librdkafka -> Record objects
     _keymap.pxi     the latest offset of each key; batches without what is not the latest
     _scan.pxi       records that are read in pieces: keys, timestamps
 
@@ -32,6 +34,7 @@ from cpython.buffer cimport (
 )
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_Fetch, PyErr_Occurred, PyErr_Restore
 from cpython.list cimport PyList_Append, PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
@@ -46,8 +49,9 @@ from klamm.batch.externs cimport *
 
 from bisect import bisect_left as _bisect_left, bisect_right as _bisect_right
 from collections.abc import Mapping as _Mapping
+from copy import copy as _copy
 from datetime import UTC as _UTC, datetime as _datetime, timedelta as _timedelta
-from _thread import allocate_lock as _allocate_lock
+from _thread import allocate_lock as _allocate_lock, get_ident as _get_ident
 from json import loads as _parse_json
 from logging import getLogger as _get_logger
 from types import GenericAlias as _GenericAlias
@@ -208,12 +212,9 @@ cdef inline void give_back(Slice *taken) noexcept:
         PyBuffer_Release(&taken.view)
 
 
-cdef bytes encode_headers(object headers):
-    """Return the header count and the headers, as they end a record, of a mapping or of pairs. Text becomes UTF-8."""
-    cdef list parts = []
-    cdef Py_ssize_t size, name_size
-    cdef uint8_t *p
-    cdef bytes name, out
+cdef list header_pairs(object headers):
+    """Return the headers of a mapping, or of pairs, as a list of (name, bytes or None). Text becomes UTF-8."""
+    cdef list pairs = []
     if not isinstance(headers, (list, tuple, Headers)):
         if isinstance(headers, _Mapping):
             headers = headers.items()
@@ -232,7 +233,16 @@ cdef bytes encode_headers(object headers):
                 raise TypeError(f"the value of header {given_name!r} is {type(value).__name__}, expected bytes, str or None")
             else:
                 value = bytes(value)
-        parts.append(((<str> given_name).encode(), value))
+        pairs.append((given_name, value))
+    return pairs
+
+
+cdef bytes encode_headers(object headers):
+    """Return the header count and the headers, as they end a record."""
+    cdef list parts = [((<str> each[0]).encode(), each[1]) for each in header_pairs(headers)]
+    cdef Py_ssize_t size, name_size
+    cdef uint8_t *p
+    cdef bytes name, out
     size = klamm_varint_size(len(parts))
     for name, value in parts:
         size += klamm_varint_size(len(name)) + len(name)
@@ -311,5 +321,7 @@ include "_decoder.pxi"
 include "_columns.pxi"
 include "_table.pxi"
 include "_accumulator.pxi"
+include "_forwarder.pxi"
+include "_messages.pxi"
 include "_keymap.pxi"
 include "_scan.pxi"

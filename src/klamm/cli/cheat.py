@@ -24,7 +24,7 @@ CHEATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Out and in again", ("klamm export orders --to orders.parquet", "klamm import orders orders.parquet")),
     ("Serve Kafka clients on the same files", ("klamm serve . --kafka 9092",)),
-    ("Look after it", ("klamm info", "klamm check", "klamm compact", "klamm backup /backups/today")),
+    ("Look after it", ("klamm info", "klamm trouble", "klamm check", "klamm compact", "klamm backup /backups/today")),
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.cli.output import OutputOption, confirm, count_of, progress
+from klamm.cli.output import Output, OutputOption, confirm, count_of, progress
 from klamm.cli.records import text
 from klamm.cli.stores import StoreOption, opened, some_topics
 from klamm.client.plain import plain_bytes
@@ -22,32 +22,50 @@ __all__ = ["app"]
 
 app = typer.Typer(name="dlq", help="Dead letters: list, redrive, purge.", no_args_is_help=True)
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dlq.", autocompletion=some_topics),
+_TOPIC = "The dead-letter topic, such as orders.dlq."
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help=_TOPIC, autocompletion=some_topics)]
+ErrorOption = Annotated[str | None, typer.Option(metavar="TYPE", help="Only letters with this error.")]
+LetterOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PARTITION/OFFSET", help="Only this letter, as the list names it; may be repeated."),
 ]
 
 
 @app.command("list")
 def list_letters(
-    topic: Name,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC]",
+            help=f"{_TOPIC} [default: how many letters wait in each]",
+            autocompletion=some_topics,
+        ),
+    ] = None,
     store: StoreOption = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of letters.", min=1)] = None,
+    error: ErrorOption = None,
+    letter: LetterOption = None,
     *,
     out: OutputOption,
 ) -> None:
     """List the dead letters that were not sent back, with the reasons."""
+    if topic is None:
+        if limit is not None or error is not None or letter is not None:
+            raise InvalidSetting("dlq list: --limit, --error and --letter need a TOPIC")
+        _list_topics(store, out)
+        return
+    fitting = _choice(error, letter)
     with opened(store, looks=True) as events:
         rows = []
-        for letter in events.dead_letters(topic, limit=limit):
-            origin, record = letter.origin, letter.record
+        for found in islice(filter(fitting, events.dead_letters(topic)), limit):
+            origin, record = found.origin, found.record
             came_from = None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
             if out.is_table:
                 row = {
                     "letter": f"{record.partition}/{record.offset}",
                     "origin": came_from,
-                    "tries": letter.attempts,
-                    "reason": f"{letter.error}: {letter.reason}" if letter.reason else letter.error or None,
+                    "tries": found.attempts,
+                    "reason": f"{found.error}: {found.reason}" if found.reason else found.error or None,
                     "key": None if record.key is None else text(record.key),
                 }
             else:
@@ -56,14 +74,24 @@ def list_letters(
                     "offset": record.offset,
                     "timestamp": record.timestamp,
                     "origin": came_from,
-                    "attempts": letter.attempts,
-                    "error": letter.error,
-                    "reason": letter.reason,
+                    "attempts": found.attempts,
+                    "error": found.error,
+                    "reason": found.reason,
                     "key": plain_bytes(record.key),
                     "value": plain_bytes(record.value),
                 }
             rows.append(row)
     out.print_rows(rows, empty=f"no dead letters in {topic}")
+
+
+def _list_topics(store: str | None, out: Output) -> None:
+    """Print the dead-letter topics, and how many letters of each error wait there."""
+    from klamm.cli.views import console_of, read_view
+    from klamm.console.pages.dead_letters import DEAD_LETTERS
+
+    with opened(store, looks=True) as events:
+        rows = read_view(console_of(events, store), DEAD_LETTERS)["topics"]
+    out.print_rows(rows, empty="no dead-letter topics: handlers that fail make them, as TOPIC.dlq")
 
 
 @app.command()
@@ -74,11 +102,8 @@ def redrive(
         str | None, typer.Option(metavar="TOPIC", help="Target topic. [default: the topic each came from]")
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of letters.", min=1)] = None,
-    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only letters with this error.")] = None,
-    letter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PARTITION/OFFSET", help="Only this letter, as the list names it; may be repeated."),
-    ] = None,
+    error: ErrorOption = None,
+    letter: LetterOption = None,
     value: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Value to send in place of the letter's; with one --letter.")
     ] = None,
@@ -128,7 +153,7 @@ def _choice(error: str | None, letters: list[str] | None) -> Callable[[DeadLette
 def _position(letter: str) -> tuple[int, int]:
     parts = letter.split("/")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise InvalidSetting(f"dlq redrive: --letter: {letter!r} is invalid", hint="expected PARTITION/OFFSET: 0/17")
+        raise InvalidSetting(f"--letter: {letter!r} is invalid", hint="expected PARTITION/OFFSET: 0/17")
     return int(parts[0]), int(parts[1])
 
 

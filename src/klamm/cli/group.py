@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import OutputOption, confirm, count_of, json_line
-from klamm.cli.stores import PartitionOption, StoreOption, opened, some_groups, some_topics
+from klamm.cli.output import OutputOption, confirm, count_of, json_line, moment
+from klamm.cli.stores import PartitionOption, StoreOption, check_directory, opened, some_groups, some_topics
 from klamm.errors import InvalidRecord, InvalidSetting, UnknownGroup
 from klamm.where import Where
 
 if TYPE_CHECKING:
+    from klamm.api import Store
     from klamm.types import GroupInfo, GroupMember
 
 __all__ = ["app", "group_row"]
@@ -46,9 +47,23 @@ def group_row(group: GroupInfo) -> dict[str, Any]:
 
 
 @app.command()
-def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
+def show(
+    group: Name,
+    store: StoreOption = None,
+    span: Annotated[
+        str | None,
+        typer.Option(
+            "--history",
+            metavar="5m|30m|6h|1d|7d",
+            help="Also its lag and its rebalances of so long, as klamm serve or klamm console --record recorded them.",
+        ),
+    ] = None,
+    *,
+    out: OutputOption,
+) -> None:
     """Show a group: its members, and its offset in each partition."""
     with opened(store, looks=True) as events:
+        history = {} if span is None else _history(events, store, group, span)
         found = events.groups.describe(group)
         members = [_member_row(member) for member in found.members]
         rows = [
@@ -64,12 +79,33 @@ def show(group: Name, store: StoreOption = None, *, out: OutputOption) -> None:
         ]
     about: dict[str, Any] = {"group": found.name, "state": found.state, "door": found.door, "lag": found.lag}
     if not out.is_table:
-        out.print_object({**about, "members": members, "offsets": rows})
+        out.print_object({**about, "members": members, "offsets": rows, **history})
         return
     out.print_object(about)
     if members:
         out.print_rows(members)
     out.print_rows(rows, empty="it has committed nothing yet")
+    for name, points in history.items():
+        out.print_rows(
+            [
+                {"time": moment(point["time_ms"]), **{key: value for key, value in point.items() if key != "time_ms"}}
+                for point in points
+            ],
+            empty=f"{name}: nothing was recorded in this time",
+        )
+
+
+def _history(events: Store, store: str | None, group: str, span: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the lag of a group over time, and its rebalances."""
+    from klamm.cli.views import console_of, read_view
+    from klamm.console.pages.group_history import SPANS
+    from klamm.console.pages.groups import GROUP
+
+    check_directory(store, "group show --history")
+    if span not in SPANS:
+        raise InvalidSetting(f"--history: {span!r} is invalid", hint=f"expected {', '.join(SPANS)}")
+    found = read_view(console_of(events, store), GROUP, group=group, span=span)
+    return {name: found[name] for name in ("history", "rebalances")}
 
 
 def _member_row(member: GroupMember) -> dict[str, Any]:

@@ -41,6 +41,7 @@ _WORDS = {
     "klamm topic set": "set alter config configure settings",
     "klamm topic show": "describe show",
     "klamm tx list": "transaction transactions txn txns",
+    "klamm trouble": "problems alerts errors health",
     "klamm upgrade": "migrate update",
     "klamm who": "locks lock lsof ps",
     "klamm work": "worker workers run handle",

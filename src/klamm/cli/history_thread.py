@@ -13,7 +13,7 @@ from klamm.errors import KlammError
 
 __all__ = ["HistoryThread"]
 
-EVERY_S = 10.0
+START_AFTER_S = 10.0  # nothing is imported or opened while the server starts
 SHARE = 0.01
 
 _log = logging.getLogger("klamm.console")
@@ -36,10 +36,10 @@ class HistoryThread:
             self._thread.join(5)
 
     def _run(self) -> None:
-        if self._is_over.wait(EVERY_S):  # nothing is imported or opened while the server starts
+        if self._is_over.wait(START_AFTER_S):
             return
         from klamm.api.functions import open as open_store
-        from klamm.console.history import Recorder
+        from klamm.console.history import EVERY_S, Recorder
         from klamm.console.sampler import Sampler
 
         try:

@@ -8,11 +8,9 @@ Spark.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,18 +23,16 @@ from klamm.cli.output import (
     OutputOption,
     confirm,
     count_of,
-    is_terminal,
     progress,
     size_of,
 )
 from klamm.cli.output import since as since_then
+from klamm.cli.spark_session import spark_session
 from klamm.cli.stores import StoreOption, check_directory, found_path, opened, path_of
 from klamm.errors import InvalidSetting
 from klamm.where import Where, fixed, time_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from klamm.spark.pipelines import PipelineChange, PipelineInfo, Report
 
 __all__ = ["app"]
@@ -63,7 +59,8 @@ Every = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Directory of its progress. [default: pipelines/… in the store]")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Directory of its progress. [default: pipelines/… in a store's directory]"),
 ]
 Watermark = Annotated[str | None, typer.Option(metavar="DURATION", help="How late a record may be.")]
 Batch = Annotated[
@@ -89,54 +86,32 @@ def _time_ms(text: str) -> int:
     return time_ms
 
 
-@contextmanager
-def _session(master: str | None, conf: list[str] | None) -> Iterator[SparkSession]:
-    settings = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-    for pair in conf or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise InvalidSetting(f"--conf {pair}: invalid", hint="expected --conf spark.executor.memory=2g")
-        settings[name] = value
-    import klamm.spark
-
-    if is_terminal():
-        typer.echo("klamm: starting Spark …", err=True)
-    with _captured_stderr():
-        spark = klamm.spark.session(master=master, **settings)
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-@contextmanager
-def _captured_stderr() -> Iterator[None]:
-    """Redirect to a file what Spark's processes print, from their start on; show it if they cannot start."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as captured:
-        os.dup2(captured.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            captured.seek(max(0, captured.tell() - 4000))
-            os.write(kept, captured.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
 def _look(store: str | None, *topics: str) -> str:
-    """Return the path of the store. Raise, before Spark is started, if the store or a topic does not exist."""
-    _check_directory(store)
+    """Return path or address of the store. Raise, before Spark is started, if the store or a topic does not exist."""
+    from klamm.spark.pipelines.query_runner import source
+    from klamm.spark.pipelines.store_location import is_address
+
+    path = path_of(store)
+    if is_address(path):
+        source(path, *topics)
+        return path
     with opened(store) as events:
         for topic in topics:
             events.topics.describe(topic)
-    return path_of(store)
+    return path
+
+
+def _look_with_folder(store: str | None, checkpoint: Path | None, *topics: str) -> str:
+    """Like `_look`, for a pipeline that writes to a topic: a store behind a server has no folder for it."""
+    from klamm.spark.pipelines.store_location import StoreLocation
+
+    path = _look(store, *topics)
+    StoreLocation.of(path).folder("", checkpoint, "--checkpoint")
+    return path
 
 
 def _check_directory(store: str | None) -> None:
-    check_directory(store, "pipeline", "Spark's own Kafka connector reads a server or cluster")
+    check_directory(store, "pipeline", "run it where the store is, and name its directory")
 
 
 def _found_path(store: str | None) -> str:
@@ -144,8 +119,10 @@ def _found_path(store: str | None) -> str:
     return found_path(store)
 
 
-def _engine(engine: str, needs_spark: str | None, size: int) -> bool:
-    """Return whether to start Spark, and say which was chosen. `needs_spark`: what cannot be done without."""
+def _engine(engine: str, needs_spark: str | None, size: int | None) -> bool:
+    """Return whether to start Spark, and say which was chosen. `needs_spark`: what cannot be done without; `size`: how
+    many bytes there are to read, if that is known.
+    """
     from klamm.spark.pipelines.query_runner import LOCAL_BYTES
 
     if engine not in ("auto", "spark", "local"):
@@ -153,8 +130,13 @@ def _engine(engine: str, needs_spark: str | None, size: int) -> bool:
     if engine == "local" and needs_spark is not None:
         raise InvalidSetting(f"{needs_spark}: needs Spark", hint="leave it out, or say --engine spark")
     if engine == "auto":
-        chosen = "spark" if needs_spark is not None or size > LOCAL_BYTES else "local"
-        why = needs_spark or f"{size_of(size)} to read, {'more' if size > LOCAL_BYTES else 'not more'} than 64 MiB"
+        chosen = "local" if needs_spark is None and size is not None and size <= LOCAL_BYTES else "spark"
+        if needs_spark is not None:
+            why = needs_spark
+        elif size is None:
+            why = "a server does not say how much there is to read"
+        else:
+            why = f"{size_of(size)} to read, {'more' if size > LOCAL_BYTES else 'not more'} than 64 MiB"
         how = "on Spark" if chosen == "spark" else "without Spark"
         typer.echo(f"klamm: {how}: {why} (--engine chooses)", err=True)
         engine = chosen
@@ -176,7 +158,7 @@ def _run(
     *,
     on_spark: bool = True,
 ) -> None:
-    with _session(master, conf) if on_spark else nullcontext() as spark, progress(what, unit) as on_progress:
+    with spark_session(master, conf) if on_spark else nullcontext() as spark, progress(what, unit) as on_progress:
         report = pipeline(spark, on_progress)
     out.print_object(report.to_dict())
 
@@ -294,6 +276,7 @@ def compact(
     """Compact a large topic: leave the latest record of each key, as `klamm compact` would."""
     from klamm.spark.pipelines import compact as run
 
+    _check_directory(store)
     path = _look(store, topic)
     _run(
         out,
@@ -340,7 +323,7 @@ def aggregate(
     """Aggregate a topic into another: counts, sums, minima and maxima over windows of time."""
     from klamm.spark.pipelines import aggregate as run
 
-    path = _look(store, topic)
+    path = _look_with_folder(store, checkpoint, topic)
     _run(
         out,
         f"aggregating {topic}",
@@ -397,7 +380,7 @@ def join(
     """Join records of two topics, by key and within a time, into a third topic."""
     from klamm.spark.pipelines import join as run
 
-    path = _look(store, left, right)
+    path = _look_with_folder(store, checkpoint, left, right)
     if by is not None and len(by) > 2:
         raise InvalidSetting("--by: is given more than twice", hint="once for both topics, or once for each")
     fields: Any = "key" if not by else by[0] if len(by) == 1 else (by[0], by[1])
@@ -445,7 +428,7 @@ def deduplicate(
     """Copy a topic into another, without records whose id was seen before."""
     from klamm.spark.pipelines import deduplicate as run
 
-    path = _look(store, topic)
+    path = _look_with_folder(store, checkpoint, topic)
     _run(
         out,
         f"deduplicating {topic}",
@@ -491,7 +474,7 @@ def quality(
     start = None if since is None else _time_ms(since)
     on_spark = _engine(engine, _given(master=master, conf=conf), bytes_to_read(path, topic))
     with (
-        _session(master, conf) if on_spark else nullcontext() as spark,
+        spark_session(master, conf) if on_spark else nullcontext() as spark,
         progress(f"reading {topic}", "records") as on_progress,
     ):
         found = run(spark, path, topic, since=start, progress=on_progress)
@@ -536,22 +519,27 @@ def _row(found: PipelineInfo) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name, store: StoreOption = None, *, out: OutputOption) -> None:
-    """Show a pipeline: its options, its last run, and where it is in each partition."""
+    """Show a pipeline: its options, its last run, where it is in each partition, and its last micro-batches."""
     from klamm.spark.pipelines import show_pipeline
+    from klamm.spark.pipelines.batch_times import batch_times, records_per_s
 
     found = show_pipeline(_found_path(store), name)
+    durations = batch_times(found.directory)
     about = {
         **_row(found),
         "started": since_then(found.started_ms),
         "ended": since_then(found.ended_ms),
         "directory": found.directory,
         "options": dict(found.options),
+        "records_per_s": records_per_s(durations),
     }
     if out.is_table:
         out.print_object(about)
         out.print_rows(found.partitions)
+        rows = [{"done": since_then(batch.pop("done_ms")), **batch} for batch in durations]
+        out.print_rows(rows, empty="no micro-batch is done")
     else:
-        out.print_object({**about, "partitions": found.partitions})
+        out.print_object({**about, "partitions": found.partitions, "durations": durations})
 
 
 @app.command()

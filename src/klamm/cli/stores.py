@@ -97,7 +97,7 @@ def path_of(given: str | None) -> str:
 def check_directory(given: str | None, command: str, hint: str = _COPY) -> None:
     """Raise Unsupported if the store is a server or a cluster, and the command is for a directory."""
     path = path_of(given)
-    if path.startswith("kafka://"):
+    if path.startswith(("kafka://", "klamm://")):
         raise Unsupported(f"{command}: {path.partition('?')[0]}: this command is for a store in a directory", hint=hint)
 
 

@@ -6,19 +6,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.output import OutputOption, confirm, count_of, moment, size, size_of, span_of
+from klamm.cli.output import Output, OutputOption, confirm, count_of, moment, size, size_of, span_of
 from klamm.cli.pairs import split_pair
-from klamm.cli.stores import PartitionOption, StoreOption, TopicArgument, core_of, opened
+from klamm.cli.stores import (
+    FromOption,
+    PartitionOption,
+    StoreOption,
+    TopicArgument,
+    check_directory,
+    core_of,
+    opened,
+)
 from klamm.errors import InvalidSetting, UnknownTopic
 from klamm.store.settings import Settings
 from klamm.where import Where, fixed, offset_in
 
 if TYPE_CHECKING:
+    from klamm.console.pages.frame import Page
     from klamm.types import Cut, TopicInfo
 
 __all__ = ["app", "topic_row"]
 
-app = typer.Typer(name="topic", help="Topics: create, list, show, set, purge, delete.", no_args_is_help=True)
+app = typer.Typer(
+    name="topic", help="Topics: create, list, show, schema, heat, set, purge, delete.", no_args_is_help=True
+)
+
+_SHADES = "·▁▂▃▄▅▆▇█"
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -73,8 +86,19 @@ def topic_row(topic: TopicInfo) -> dict[str, Any]:
 
 
 @app.command()
-def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) -> None:
+def show(
+    topic: TopicArgument,
+    store: StoreOption = None,
+    with_all: Annotated[
+        bool, typer.Option("--all", help="Also all settings, with those that were not set, and the segments.")
+    ] = False,
+    *,
+    out: OutputOption,
+) -> None:
     """Show a topic: its partitions, and what was set."""
+    if with_all:
+        _show_all(topic, store, out)
+        return
     with opened(store, looks=True) as events:
         found = events.topics.describe(topic)
         rows = [
@@ -100,6 +124,120 @@ def show(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) 
         out.print_rows(rows)
     else:
         out.print_object({**about, "partitions": rows})
+
+
+def _show_all(topic: str, store: str | None, out: Output) -> None:
+    from klamm.console.pages.topic import ABOUT
+
+    about = _view(ABOUT, topic, store, "topic show --all")
+    if not out.is_table:
+        out.print_object(about)
+        return
+    out.print_object({"topic": about["topic"], "id": about["id"], "created": moment(about["created_ms"])})
+    out.print_rows(
+        [{**row, "size": size(row["size"]), "segments": len(row["segments"])} for row in about["partitions"]]
+    )
+    out.print_rows(
+        [{"setting": name, "value": value, "set": name in about["set"]} for name, value in about["settings"].items()]
+    )
+    out.print_rows(
+        [
+            {
+                "partition": row["partition"],
+                "segment": f"{part['base_offset']:020}.log",
+                "size": size(part["size"]),
+                "written": None if part["written_ms"] is None else moment(part["written_ms"]),
+            }
+            for row in about["partitions"]
+            for part in row["segments"]
+        ]
+    )
+
+
+def _view(page: Page, topic: str, store: str | None, command: str, **query: object) -> dict[str, Any]:
+    """Return what a view of the console shows of a topic."""
+    from klamm.cli.views import console_of, read_view
+
+    check_directory(store, command)
+    with opened(store, looks=True) as events:
+        return read_view(console_of(events, store), page, {"topic": topic}, **query)
+
+
+@app.command()
+def schema(
+    topic: TopicArgument,
+    store: StoreOption = None,
+    start: FromOption = None,
+    n: Annotated[
+        int | None, typer.Option("-n", metavar="N", help="Look at N records, at most 10,000. [default: the last 1,000]")
+    ] = None,
+    *,
+    out: OutputOption,
+) -> None:
+    """Infer the fields of a topic's JSON values, and where they have changed."""
+    from klamm.console.pages.schema import SCHEMA
+
+    begin = None if start is None else str(Where(start, name="--from"))
+    found = _view(SCHEMA, topic, store, "topic schema", **{"from": begin, "n": n})
+    if not out.is_table:
+        out.print_object(found)
+        return
+    rows = [
+        {
+            "field": row["path"],
+            "types": row["types"],
+            "in": f"{row['share']:.0%}",
+            "for_example": row["examples"],
+            "drift": f"{row['drift']} from {row['drift_at']}" if row["drift_at"] else row["drift"],
+        }
+        for row in found.pop("fields")
+    ]
+    out.print_object(found)
+    out.print_rows(rows, empty="no JSON among these records")
+
+
+@app.command()
+def heat(topic: TopicArgument, store: StoreOption = None, *, out: OutputOption) -> None:
+    """Count a topic's records by partition and time, and by key and partition."""
+    from klamm.console.pages.heat_map import HEAT_MAP
+
+    found = _view(HEAT_MAP, topic, store, "topic heat")
+    if not out.is_table:
+        out.print_object(found)
+        return
+    edges, rows = found["edges_ms"], found["partitions"]
+    most = max((count for row in rows for count in row["records"]), default=0)
+    about: dict[str, Any] = {"topic": found["topic"], "from": None, "to": None}
+    if edges:
+        about |= {"from": moment(edges[0]), "to": moment(edges[-1])}
+    out.print_object({**about, "partitions_left_out": found["partitions_left_out"]})
+    out.print_rows(
+        [
+            {
+                "partition": row["partition"],
+                "records": sum(row["records"]),
+                "over_time": "".join(_SHADES[_shade(count, most)] for count in row["records"]),
+            }
+            for row in rows
+        ]
+    )
+    sample = found["sample"]
+    out.print_rows(
+        [
+            {
+                "key": row["key"],
+                "records": row["records"],
+                "share": f"{row['records'] / sample:.1%}",
+                "by_partition": row["by_partition"],
+            }
+            for row in found["keys"]
+        ],
+        empty="no records",
+    )
+
+
+def _shade(count: int, most: int) -> int:
+    return 0 if not count else max(1, round(count / most * (len(_SHADES) - 1)))
 
 
 def _cut_off(cuts: list[Cut]) -> str | None:

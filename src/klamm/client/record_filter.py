@@ -3,7 +3,7 @@
 key        the whole key, as text
 contains   text that is somewhere in the value
 grep       a regular expression that matches somewhere in the value. It can take forever, and no other thread runs
-           meanwhile: not for what strangers ask
+           until it is done: not for what strangers ask
 header     name=value: a header of that name with that value
 where      $.path, to be there; $.path = value, with = != < <= > >=. The value is JSON, or else text
 """

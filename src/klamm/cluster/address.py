@@ -46,6 +46,7 @@ _OF_PRODUCERS = (
     "batch.",
     "compression.",
     "delivery.timeout.ms",
+    "enable.gapless.guarantee",
     "enable.idempotence",
     "linger.ms",
     "max.in.flight",

@@ -17,12 +17,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from klamm.batch import BAD_RAISE, BAD_SKIP, RECORDS, Headers, Record
+from klamm.batch import BAD_RAISE, BAD_SKIP, RECORDS, Record, records_of
 from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVersions, position_is_gone
 from klamm.client.consume.record_format import converted
 from klamm.client.subscription import open_partitions
@@ -41,10 +43,10 @@ __all__ = ["ClusterEngine"]
 
 CHUNK_RECORDS = 1_000
 _AT_ONCE = 1_000  # messages
-_MAX_HELD = 20_000  # records that were received and not returned; then librdkafka holds the others
+_MAX_HELD = 2_000  # records that were received and not returned; then librdkafka holds the others
 _SLICE_S = 0.02  # of a wait: how soon an interrupt is seen
 _SILENCE_S = 30.0  # a cluster that has records and sends none for so long does not answer
-_NO_HEADERS = Headers()
+_offset_of = attrgetter("offset")
 _log = logging.getLogger("klamm")
 
 
@@ -55,7 +57,7 @@ class _Cursor:
         self.name = name
         self.partition = partition
         self.handed = Records(name, position, position)
-        self.chunk: deque[Record] = deque()
+        self.chunk: list[Record] = []
         self.received = position.offset  # everything before is in the chunk, or was handed out
         self.is_paused = False
         self.is_stale = True  # librdkafka is to be told where to read
@@ -202,42 +204,38 @@ class ClusterEngine:
         held = sum(len(cursor.chunk) for cursor in self._turns if not cursor.is_paused)
         if self._consumer is None or held >= _MAX_HELD:
             return
-        with translated(self._core.path):
-            messages = receive(self._consumer, _AT_ONCE, wait_s)
-        cursors = self._cursors
-        name, cursor = TopicPartition("", -1), None
-        for message in messages:
-            topic, number = message.topic(), message.partition()
-            if number != name.partition or topic != name.topic:  # most are of the partition of the one before
-                if topic is None:
-                    _log.debug("%s: %s", self._core.path, message.error())
-                    continue
-                name = TopicPartition(topic, number)
-                cursor = cursors.get(name)
-            if cursor is None or cursor.is_stale:
-                continue
-            offset = message.offset()
-            error = message.error()
-            if error is not None:
-                self._take_error(cursor, error, offset)
-            elif offset >= cursor.received:
-                epoch = message.leader_epoch()
-                if not cursor.has_turn:
-                    self._turns.append(cursor)
-                    cursor.has_turn = True
-                cursor.chunk.append(
-                    Record(
-                        name.topic,
-                        number,
-                        offset,
-                        message.timestamp()[1],
-                        message.key(),
-                        message.value(),
-                        message.headers() or _NO_HEADERS,
-                        -1 if epoch is None else epoch,
-                    )
-                )
-                cursor.received = offset + 1
+        try:
+            with translated(self._core.path):
+                messages = receive(self._consumer, _AT_ONCE, wait_s)
+            for topic, number, received in records_of(messages):
+                self._take_in(topic, number, received)
+        except BaseException:  # librdkafka does not send again what was not taken in: it is told where to read
+            for cursor in self._cursors.values():
+                if cursor.chunk:
+                    cursor.received = max(cursor.received, cursor.chunk[-1].offset + 1)
+                cursor.is_stale = True
+            raise
+
+    def _take_in(self, topic: str | None, number: int, received: Any) -> None:
+        """Add records of a partition to its chunk; or see to a message that tells of an error."""
+        if topic is None:
+            _log.debug("%s: %s", self._core.path, received.error())
+            return
+        cursor = self._cursors.get(TopicPartition(topic, number))
+        if cursor is None or cursor.is_stale:
+            return
+        if not isinstance(received, list):
+            self._take_error(cursor, received.error(), received.offset())
+            return
+        if received[0].offset < cursor.received:
+            received = [record for record in received if record.offset >= cursor.received]
+            if not received:
+                return
+        if not cursor.has_turn:
+            self._turns.append(cursor)
+            cursor.has_turn = True
+        cursor.chunk += received
+        cursor.received = received[-1].offset + 1
 
     def _take_error(self, cursor: _Cursor, error: Any, offset: int) -> None:
         code = error.name()
@@ -313,12 +311,13 @@ class ClusterEngine:
         offsets: list[int] = []
         count = min(most, len(chunk))
         if read_format.form == RECORDS and read_format.key_of is None is read_format.value_of:
-            found = [chunk[n] for n in range(count)]
-            offsets = [record.offset for record in found]
-            position = Position(offsets[-1] + 1, found[-1].leader_epoch)
+            found = chunk[:count]
+            last = found[-1]
+            position = Position(last.offset + 1, last.leader_epoch)
+            if position.offset - begin.offset != count:
+                offsets = [record.offset for record in found]
         else:
-            for n in range(count):
-                record = chunk[n]
+            for record in chunk[:count]:
                 after = Position(record.offset + 1, record.leader_epoch)
                 try:
                     found.append(converted(record, read_format))
@@ -333,9 +332,9 @@ class ClusterEngine:
                     found.append(converted(record, read_format._replace(key_of=None, value_of=None)))
                 offsets.append(record.offset)
                 position = after
+        in_a_row = position.offset - begin.offset == len(found)
         if count == len(chunk) and position.offset == chunk[-1].offset + 1 and cursor.received > position.offset:
             position = Position(cursor.received, position.leader_epoch)  # markers, and what was aborted
-        in_a_row = position.offset - begin.offset == len(offsets)
         cursor.handed = Records(cursor.name, begin, position, found, None if in_a_row else offsets)
         return cursor.handed
 
@@ -346,9 +345,9 @@ class ClusterEngine:
             return
         cursor.handed = cursor.handed.stop()
         chunk, offset = cursor.chunk, cursor.handed.offset
-        while chunk and chunk[0].offset < offset:
-            chunk.popleft()
-            cursor.taken += 1
+        count = bisect_left(chunk, offset, key=_offset_of)
+        del chunk[:count]
+        cursor.taken += count
         if self._turns and self._turns[0] is cursor and (not chunk or cursor.taken >= CHUNK_RECORDS):
             self._end_turn()
             if chunk:

@@ -100,7 +100,7 @@ class GroupsOfCluster(Groups):
         self._check_not_live(core, name)
         try:
             core.admin.delete_group(name)
-        except UnknownGroup:  # by others, meanwhile
+        except UnknownGroup:  # another client was quicker
             pass
 
     def import_(self, data: Mapping[str, Any], name: str | None = None) -> None:

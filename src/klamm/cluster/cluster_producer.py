@@ -7,7 +7,7 @@ delivered or has failed (SND7). With acks="all" a record that is sent again by l
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from klamm.choices import Acks, Compression
@@ -17,15 +17,18 @@ from klamm.client.produce.target import codec_of
 from klamm.client.serde import Serde, Serializer, key_pair, value_pair
 from klamm.cluster.record_stream import RecordStream
 from klamm.disk import fork
-from klamm.errors import Closed, Forked, InvalidSetting, KlammError, ReadOnly, StoreError
+from klamm.errors import Closed, Forked, InvalidSetting, KlammError, ReadOnly, RecordTooLarge, StoreError
 from klamm.times import Duration, to_timeout
 from klamm.typevars import K, V
 
 if TYPE_CHECKING:
-    from klamm.batch import Delivery, Partitioner
+    from klamm.batch import Partitioner
     from klamm.cluster.cluster_core import ClusterCore
 
-__all__ = ["ClusterProducer", "compression_config"]
+__all__ = ["STICKY_BYTES", "ClusterProducer", "batch_config", "compression_config"]
+
+STICKY_BYTES = 64 << 10
+"""Of records without a key, before they go on to the next partition."""
 
 
 def compression_config(compression: str | None, level: int | None) -> dict[str, Any]:
@@ -34,6 +37,11 @@ def compression_config(compression: str | None, level: int | None) -> dict[str, 
     if compression is None:
         return {}
     return {"compression.type": compression, **({} if level is None else {"compression.level": level})}
+
+
+def batch_config(batch_bytes: int | None) -> dict[str, Any]:
+    """Return librdkafka's options for the size of batches. None: those that it has, or the address."""
+    return {} if batch_bytes is None else {"batch.size": max(1, min(int(batch_bytes), 1 << 30))}
 
 
 class ClusterProducer(Producer[K, V]):
@@ -49,7 +57,7 @@ class ClusterProducer(Producer[K, V]):
         compression: Compression | None = None,
         compression_level: int | None = None,
         linger_ms: float = 5,
-        batch_bytes: int = 64 << 10,
+        batch_bytes: int | None = None,
         buffer_memory: int = 32 << 20,
         max_block_ms: float = 60_000,
         partitioner: Partitioner | None = None,
@@ -61,7 +69,7 @@ class ClusterProducer(Producer[K, V]):
             raise TypeError(f"partitioner is {type(partitioner).__name__}; expected a callable (key, count)")
         for name, value, least in (
             ("linger_ms", linger_ms, 0),
-            ("batch_bytes", batch_bytes, 1),
+            ("batch_bytes", 1 if batch_bytes is None else batch_bytes, 1),
             ("buffer_memory", buffer_memory, 1),
             ("max_block_ms", max_block_ms, 0),
         ):
@@ -76,12 +84,9 @@ class ClusterProducer(Producer[K, V]):
         self._store = None
         self._closed = self._forked = False
         self._errors: list[KlammError] = []
-        self._serializer = Serializer(key_pair(key_serde, serde).to_bytes, value_pair(serde).to_bytes)
-        self._converts = self._serializer != (None, None)
-        self._limit = buffer_memory
         config = {
             "linger.ms": linger_ms,
-            "batch.size": max(1, min(int(batch_bytes), 1 << 30)),
+            **batch_config(batch_bytes),
             **compression_config(compression, compression_level),
         }
         self._stream = RecordStream(
@@ -90,9 +95,10 @@ class ClusterProducer(Producer[K, V]):
             acks=acks_of(acks),
             buffer_memory=int(buffer_memory),
             block_s=max_block_ms / 1000,
-            sticky_bytes=int(batch_bytes) if linger_ms else 1,
+            sticky_bytes=STICKY_BYTES if linger_ms else 1,
             partitioner=partitioner,
-            on_error=self._errors.append,
+            serializer=Serializer(key_pair(key_serde, serde).to_bytes, value_pair(serde).to_bytes),
+            on_error=partial(_note, self._errors, self._accumulators),
         )
         fork.register(self, ClusterProducer._in_child)
 
@@ -102,23 +108,18 @@ class ClusterProducer(Producer[K, V]):
     def __enter__(self) -> Self:
         return self
 
-    def send(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        key: Any = None,
-        headers: Any = None,
-        timestamp: Any = None,
-        partition: int | None = None,
-    ) -> Delivery:
-        """Take one record into a batch, and return what will become of it."""
-        if self._errors or self._closed or self._forked:
-            self._check_usable()
-            self._raise_failed()
-        if self._converts:
-            key, value = self._serializer.pair(key, value)
-        return self._stream.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+    def _find_accumulator(self, topic: str) -> Any:
+        """Return what takes the topic's records. Raise what went wrong with earlier ones, if that was not told yet."""
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic's name is a str, not {type(topic).__name__}")
+        self._check_usable()
+        found: Any = self._stream.forwarder(topic)
+        self._accumulators[topic] = found  # before the look at errors: one that comes later clears it
+        self._raise_failed()
+        return found
+
+    def _too_large(self, topic: str, error: RecordTooLarge) -> RecordTooLarge:
+        return error
 
     @property
     def _is_full(self) -> bool:
@@ -140,13 +141,14 @@ class ClusterProducer(Producer[K, V]):
         self._check_not_in_callback("close()")
         timeout_s = to_timeout("timeout", timeout)
         self._closed = True
+        self._accumulators.clear()
         try:
             self._await(timeout_s)
         finally:
             self._stream.close(timeout_s)
 
     def _check_not_in_callback(self, call: str) -> None:
-        if threading.current_thread() is self._stream._thread:
+        if self._stream.is_in_callback:
             raise StoreError(
                 f"{call} in a callback of a delivery would wait for itself",
                 hint="call it in another thread, or when the callback has returned",
@@ -155,6 +157,7 @@ class ClusterProducer(Producer[K, V]):
     def _raise_failed(self) -> None:
         errors, self._errors[:] = list(self._errors), []
         if errors:
+            self._accumulators.clear()
             error = errors[0].with_traceback(None)
             if len(errors) > 1:
                 error.add_note(f"{len(errors)} records failed since this was last told")
@@ -170,3 +173,10 @@ class ClusterProducer(Producer[K, V]):
 
     def _in_child(self) -> None:
         self._forked = True
+        self._accumulators.clear()
+
+
+def _note(errors: list[KlammError], accumulators: dict[str, Any], error: KlammError) -> None:
+    """Let the next `send` raise an error."""
+    errors.append(error)
+    accumulators.clear()

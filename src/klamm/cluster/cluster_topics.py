@@ -76,7 +76,7 @@ class ClusterTopics:
     def looked_up(self, name: str) -> tuple[Topic, Mapping[str, str]]:
         """Return a topic as the cluster has it now, and the settings that were set, be they unknown to Klamm."""
         seen, everything = self._seen(name)
-        topic = Topic(name, seen.id, tuple(range(seen.partitions)), _settings(seen.settings, everything), 0)
+        topic = Topic(name, seen.id, tuple(range(seen.partitions)), Settings.described(seen.settings, everything), 0)
         return self._put(topic), seen.settings
 
     def _seen(self, name: str) -> tuple[Seen, Mapping[str, str]]:
@@ -147,7 +147,7 @@ class ClusterTopics:
         for name in self.names():
             try:
                 found.append(self.topic(name))
-            except UnknownTopic:  # deleted meanwhile
+            except UnknownTopic:  # deleted since they were listed
                 continue
         return found
 
@@ -216,20 +216,3 @@ def plain_settings(settings: Mapping[str, Value]) -> dict[str, str]:
             raise TypeError(f"a setting's name is a str, not {type(name).__name__}")
         plain[name] = str(SETTINGS[name].parse(value)) if name in SETTINGS else str(value)
     return plain
-
-
-def _settings(changed: Mapping[str, str], everything: Mapping[str, str]) -> Settings:
-    """Return the settings that Klamm knows; a cluster has others, and other values for some."""
-    known: dict[str, Value] = {}
-    defaults: dict[str, Value] = {}
-    for name, value in everything.items():
-        if name in SETTINGS:
-            try:
-                parsed = SETTINGS[name].parse(value)
-            except InvalidSetting:
-                continue
-            (known if name in changed else defaults)[name] = parsed
-    settings = Settings.of(known)
-    for name, default in defaults.items():
-        settings = settings.defaulted(name, default)
-    return settings

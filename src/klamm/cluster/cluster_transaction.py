@@ -23,7 +23,7 @@ from klamm.client.participants import pending_commits_of
 from klamm.client.serde import Serde, Serializer, key_pair, value_pair
 from klamm.client.transaction import Pool, Transaction
 from klamm.cluster.address import import_confluent_kafka
-from klamm.cluster.cluster_producer import compression_config
+from klamm.cluster.cluster_producer import STICKY_BYTES, batch_config, compression_config
 from klamm.cluster.kafka_errors import error_of
 from klamm.cluster.record_stream import RecordStream
 from klamm.disk import fork
@@ -52,9 +52,13 @@ class _Writer:
         self.name = name
         self.options = options
         self.stream = RecordStream(
-            core, {"transactional.id": name, **dict(options)}, acks=-1, sticky_bytes=64 << 10, on_error=self._note
+            core,
+            {"transactional.id": name, **dict(options)},
+            acks=-1,
+            sticky_bytes=STICKY_BYTES,
+            on_error=self._note,
+            in_transactions=True,
         )
-        self.stream.held = []
         self.errors: list[KlammError] = []
 
     def _note(self, error: KlammError) -> None:
@@ -175,12 +179,12 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         key_serde: Serde | None = None,
         compression: Compression | None = None,
         compression_level: int | None = None,
-        batch_bytes: int = 64 << 10,
+        batch_bytes: int | None = None,
         partitioner: Partitioner | None = None,
     ) -> None:
-        if type(batch_bytes) is not int:
+        if batch_bytes is not None and type(batch_bytes) is not int:
             raise TypeError(f"batch_bytes is a whole number, not {type(batch_bytes).__name__}")
-        if batch_bytes < 1:
+        if batch_bytes is not None and batch_bytes < 1:
             raise InvalidSetting(f"batch_bytes: {batch_bytes} is invalid", hint="expected at least 1")
         if partitioner is not None and not callable(partitioner):
             raise TypeError(f"partitioner is {type(partitioner).__name__}; expected a callable (key, count)")
@@ -191,7 +195,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         self._identity = None
         self._accumulators = {}
         timeout_ms = max(1000, round(to_seconds("timeout", timeout, at_least=0.001) * 1000))
-        config = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms, "batch.size": batch_bytes}
+        config = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms, **batch_config(batch_bytes)}
         self._options = tuple({**config, **compression_config(compression, compression_level)}.items())
         self._partitioner = partitioner
         self._serializer = Serializer(key_pair(key_serde, serde).to_bytes, value_pair(serde).to_bytes)
@@ -319,7 +323,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         writer = self._writer
         held: list[tuple[BatchDelivery, int, int]] = []
         if writer is not None:
-            held, writer.stream.held = writer.stream.held or [], []
+            held, writer.stream.reports.held = writer.stream.reports.held or [], []
             if committed:
                 self._cluster_pool.own_commits.add(
                     (TopicPartition(batch.topic, batch.partition), offset) for batch, offset, _ in held if offset >= 0

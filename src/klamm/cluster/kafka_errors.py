@@ -37,8 +37,8 @@ __all__ = [
     "TRANSIENT",
     "UNSTABLE",
     "error_of",
+    "fatal_error",
     "name_of",
-    "raised_error",
     "translated",
 ]
 
@@ -159,15 +159,16 @@ def name_of(error: BaseException) -> str:
     return "" if about is None or not hasattr(about, "name") else str(about.name())
 
 
-def raised_error(error: BaseException) -> Any:
-    """Return the KafkaError that a producer's `poll` or `flush` has raised: a fatal one.
+def fatal_error(error: BaseException) -> Any:
+    """Return the KafkaError that a producer's `poll` or `flush` has raised, a fatal one; None if it raised another.
 
     confluent-kafka raises it while callbacks of deliveries run. Python then complains of these by a SystemError, which
-    may have the error as its cause.
+    has what was raised as its cause; and so on, for each callback.
     """
-    kafka = import_confluent_kafka()
-    raised = error.__cause__ if isinstance(error, SystemError) else error
-    return raised.args[0] if isinstance(raised, kafka.KafkaException) else kafka.KafkaError(kafka.KafkaError._FATAL)
+    cause: BaseException | None = error
+    while isinstance(cause, SystemError):
+        cause = cause.__cause__
+    return cause.args[0] if isinstance(cause, import_confluent_kafka().KafkaException) else None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.cluster.cluster_engine import ClusterEngine
 from klamm.cluster.cluster_group_session import ClusterGroupSession
-from klamm.cluster.cluster_producer import compression_config
+from klamm.cluster.cluster_producer import STICKY_BYTES, compression_config
 from klamm.cluster.cluster_transaction import ClusterPool
 from klamm.cluster.group_member import ClusterMember
 from klamm.cluster.record_stream import RecordStream
@@ -53,7 +53,7 @@ class Parts:
                     **compression_config(compression, level),
                 }
                 found = self._streams[key] = RecordStream(
-                    self._core, config, acks=acks, sticky_bytes=64 << 10 if lingers else 1
+                    self._core, config, acks=acks, sticky_bytes=STICKY_BYTES if lingers else 1
                 )
         return found
 

@@ -1,8 +1,11 @@
 """A producer of librdkafka, and the thread that hears from it what became of each record.
 
-    produce(topic, …) → librdkafka: batches, retries, acks → the thread → Delivery
+    RecordForwarder.add(…) → librdkafka: batches, retries, acks → the thread → Delivery
 
 Partitions are chosen here, so that a record's is known at once: a record with a key goes where it goes in a directory.
+
+A report needs the GIL, and costs more while two threads compete for that. So the thread alone polls while many records
+are outstanding, and `wait` flushes only for the last few.
 
 The thread holds no reference to its stream: once that is dropped, what was produced is delivered, and the thread ends.
 """
@@ -16,36 +19,64 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from klamm.batch import BatchDelivery, Delivery, Partitioner, partition_for
-from klamm.client.produce.target import keyless
+from klamm.batch import BatchDelivery, Delivery, DeliveryReports, Partitioner, RecordForwarder
 from klamm.cluster.address import import_confluent_kafka, producer_options
-from klamm.cluster.kafka_errors import error_of, raised_error, translated
-from klamm.errors import BufferFull, KlammError, RecordTooLarge, UnknownTopic
+from klamm.cluster.kafka_errors import error_of, fatal_error, translated
+from klamm.errors import BufferFull, Closed, KlammError, RecordTooLarge
 from klamm.times import to_ms
 
 if TYPE_CHECKING:
+    from klamm.client.serde import Serializer
     from klamm.cluster.cluster_core import ClusterCore
 
-__all__ = ["RecordStream", "known_offset", "plain_headers"]
+__all__ = ["RecordStream"]
 
 _POLL_S = 0.1
+_SLICE_S = 0.005  # how long `wait` leaves polling to the thread, before it looks whether that gets on
+_FEW = 1_000  # records
 _AGE_S = 3.0  # after which the partitions of a topic are looked up again
 _MESSAGES = 10_000_000  # that librdkafka holds at most: the bytes are the limit
 _DELIVERY_MS = 120_000
 
 
-class _Topic:
-    """A topic that is produced to."""
+class _Failures:
+    """Handlers of records that librdkafka does not take, or does not deliver. For any thread."""
 
-    __slots__ = ("count", "keyed", "known_until", "room", "stamps", "sticky")
+    def __init__(self, path: str, block_s: float, on_error: Callable[[KlammError], object] | None) -> None:
+        self._path = path
+        self._block_s = block_s
+        self._on_error = on_error
+        self.is_broken = False
+        """Whether librdkafka will never take a record again."""
 
-    def __init__(self, count: int, keyed: bool, stamps: bool, sticky: int) -> None:
-        self.count = count
-        self.keyed = keyed
-        self.stamps = stamps  # its timestamps are the servers'
-        self.sticky = sticky % count  # where records without a key go
-        self.room = 0  # bytes that may still go there
-        self.known_until = time.monotonic() + _AGE_S
+    def wait(self, topic: str, error: Exception, size: int, since: float) -> None:
+        """Wait until a record that was not taken is worth another try, or raise why it is not."""
+        if isinstance(error, BufferError):
+            if time.monotonic() - since >= self._block_s:
+                raise BufferFull(
+                    f"{self._path}: the buffer of the producer stayed full for {self._block_s:g} s",
+                    hint="the record was not taken; send it again, or raise buffer_memory or max_block_ms",
+                ) from None
+            time.sleep(0.001)
+            return
+        if isinstance(error, import_confluent_kafka().KafkaException):
+            about = error.args[0]
+            if hasattr(about, "name") and about.name() == "MSG_SIZE_TOO_LARGE":
+                raise RecordTooLarge(
+                    f"{topic}: a record of {size} bytes is larger than message.max.bytes",
+                    hint="send smaller records, or raise message.max.bytes in the address",
+                ) from None
+            self.is_broken = self.is_broken or about.fatal()
+        with translated(self._path):
+            raise error
+
+    def fail(self, delivery: BatchDelivery, error: Any) -> None:
+        """Report that a record was not delivered."""
+        self.is_broken = self.is_broken or error.fatal()
+        failure = error_of(f"{self._path}: {delivery.topic}/{delivery.partition}", error)
+        if self._on_error is not None:
+            self._on_error(failure)
+        delivery.fail(failure)
 
 
 class RecordStream:
@@ -61,26 +92,22 @@ class RecordStream:
         block_s: float = 60.0,
         sticky_bytes: int = 1,
         partitioner: Partitioner | None = None,
+        serializer: Serializer | None = None,
         on_error: Callable[[KlammError], object] | None = None,
+        in_transactions: bool = False,
     ) -> None:
         """Start. `config` is librdkafka's, over that of the address. `sticky_bytes`: of records without a key, before
         they go on to the next partition. `on_error` is called, in a thread, with what failed.
         """
         kafka = import_confluent_kafka()
         self._core = core
-        self._acks = acks
-        self._block_s = block_s
         self._sticky_bytes = sticky_bytes
-        self._partitioner = partitioner
-        self._on_error = on_error
-        self._topics: dict[str, _Topic] = {}
-        self._turn = 0
-        self.outstanding: set[BatchDelivery] = set()
-        """What was produced, and was not heard of yet."""
-        self.is_broken = False
-        """Whether librdkafka will never take a record again."""
-        self.held: list[tuple[BatchDelivery, int, int]] | None = None
-        """In a transaction: what arrived, its offset and the servers' time; it is resolved at the commit."""
+        self._users = (partitioner, *(serializer or (None, None)))
+        self._failures = _Failures(core.path, block_s, on_error)
+        self._forwarders: dict[str, RecordForwarder] = {}
+        self.reports = DeliveryReports(self._failures.fail, knows_offsets=acks != 0)
+        if in_transactions:
+            self.reports.held = []
         full = {
             "linger.ms": 5,
             "message.timeout.ms": _DELIVERY_MS,
@@ -101,7 +128,47 @@ class RecordStream:
         self._thread.start()
         weakref.finalize(self, self._is_over.set)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether librdkafka will never take a record again."""
+        return self._failures.is_broken
+
+    @property
+    def is_in_callback(self) -> bool:
+        """Whether the caller is a callback of a delivery."""
+        return self.reports.is_calling
+
     # ---- producing
+
+    def forwarder(self, topic: str) -> RecordForwarder:
+        """Return what takes the records of a topic: bytes, or what the serializers take. BufferFull if there is no
+        space for one in time. UnknownTopic if there is no such topic.
+        """
+        found = self._forwarders.get(topic)
+        if found is None:
+            core = self._core
+
+            def look_up(forwarder: RecordForwarder) -> None:
+                about = core.topic(forwarder.topic).topic
+                forwarder.describe(
+                    len(about.partitions),
+                    keyed="compact" in about.settings.cleanup_policy,
+                    is_stamped=about.settings.message_timestamp_type == "LogAppendTime",
+                    valid_s=_AGE_S,
+                )
+                _ = core.heads.catalog_version  # which lets it look whether topics have changed
+
+            found = self._forwarders[topic] = RecordForwarder(
+                topic,
+                self.reports,
+                self.producer.produce,
+                look_up,
+                self._failures.wait,
+                *self._users,
+                first=len(self._forwarders),
+                sticky_bytes=self._sticky_bytes,
+            )
+        return found
 
     def send(
         self,
@@ -113,136 +180,50 @@ class RecordStream:
         timestamp: Any = None,
         partition: int | None = None,
     ) -> Delivery:
-        """Take one record: bytes, or None. BufferFull if there is no space for it in time."""
-        known = self._topics.get(topic)
-        if known is None or known.known_until < time.monotonic():
-            known = self._look_up(topic)
-        if partition is None:
-            partition = self._choose(topic, known, key, value)
-        elif not 0 <= partition < known.count:
-            raise UnknownTopic(f"topic {topic!r} has no partition {partition}", hint=f"it has {known.count}")
-        elif key is None and known.keyed:
-            raise keyless(topic)
-        time_ms = -1 if timestamp is None else timestamp if type(timestamp) is int else to_ms(timestamp)
-        sent_ms = time.time_ns() // 1_000_000 if time_ms < 0 else time_ms
-        batch = BatchDelivery(topic, partition)
-        delivery = Delivery(batch, 0, sent_ms)
-        outstanding, acks, stamps = self.outstanding, self._acks, known.stamps
-
-        def delivered(error: Any, message: Any) -> None:
-            outstanding.discard(batch)
-            if error is None:
-                offset, stamp = known_offset(message) if acks else -1, message.timestamp()[1] if stamps else -1
-                if self.held is None:
-                    batch.resolve(offset, stamp)
-                else:
-                    self.held.append((batch, offset, stamp))
-            else:
-                self._failed(batch, topic, error)
-
-        plain = None if headers is None else plain_headers(headers)
-        outstanding.add(batch)
-        try:
-            self._produce(topic, as_bytes(value, "value"), as_bytes(key, "key"), partition, sent_ms, plain, delivered)
-        except BaseException:
-            outstanding.discard(batch)
-            raise
+        """Take one record."""
+        time_ms = timestamp if timestamp is None or type(timestamp) is int else to_ms(timestamp)
+        delivery: Delivery | None = self.forwarder(topic).add(key, value, headers, time_ms, partition)
+        if delivery is None:
+            raise self.closed()
         return delivery
 
-    def _produce(
-        self, topic: str, value: Any, key: Any, partition: int, time_ms: int, headers: Any, delivered: Any
-    ) -> None:
-        deadline = 0.0
-        while True:
-            try:
-                if headers is None:
-                    self.producer.produce(topic, value, key, partition, delivered, timestamp=time_ms)
-                else:
-                    self.producer.produce(topic, value, key, partition, delivered, timestamp=time_ms, headers=headers)
-                return
-            except BufferError:
-                now = time.monotonic()
-                deadline = deadline or now + self._block_s
-                if now >= deadline:
-                    raise BufferFull(
-                        f"{self._core.path}: the buffer of the producer stayed full for {self._block_s:g} s",
-                        hint="the record was not taken; send it again, or raise buffer_memory or max_block_ms",
-                    ) from None
-                time.sleep(0.001)
-            except import_confluent_kafka().KafkaException as error:
-                about = error.args[0]
-                if hasattr(about, "name") and about.name() == "MSG_SIZE_TOO_LARGE":
-                    size = len(value or b"") + len(key or b"")
-                    raise RecordTooLarge(
-                        f"{topic}: a record of {size} bytes is larger than message.max.bytes",
-                        hint="send smaller records, or raise message.max.bytes in the address",
-                    ) from None
-                self.is_broken = self.is_broken or about.fatal()
-                with translated(self._core.path):
-                    raise
-
-    def _failed(self, batch: BatchDelivery, topic: str, error: Any) -> None:
-        self.is_broken = self.is_broken or error.fatal()
-        failure = error_of(f"{self._core.path}: {topic}/{batch.partition}", error)
-        if self._on_error is not None:
-            self._on_error(failure)
-        batch.fail(failure)
-
-    def _look_up(self, topic: str) -> _Topic:
-        about = self._core.topic(topic).topic
-        settings = about.settings
-        before = self._topics.get(topic)
-        sticky = self._turn if before is None else before.sticky
-        self._turn += before is None
-        found = self._topics[topic] = _Topic(
-            len(about.partitions),
-            "compact" in settings.cleanup_policy,
-            settings.message_timestamp_type == "LogAppendTime",
-            sticky,
-        )
-        assert self._core.heads.catalog_version  # which lets it look whether topics have changed
-        return found
-
-    def _choose(self, topic: str, known: _Topic, key: Any, value: Any) -> int:
-        count = known.count
-        if self._partitioner is not None:
-            chosen = self._partitioner(key, count)
-            if type(chosen) is not int or not 0 <= chosen < count:
-                raise ValueError(f"the partitioner returned {chosen!r}, and {topic!r} has {count} partitions")
-            return chosen
-        if key is not None:
-            return partition_for(key, count)
-        if known.keyed:
-            raise keyless(topic)
-        if known.room <= 0:
-            known.sticky = (known.sticky + 1) % count
-            known.room = self._sticky_bytes
-        known.room -= 64 + len(value or b"")
-        return known.sticky
+    def closed(self) -> Closed:
+        """Return the error for a record that was not taken because the stream is closed."""
+        return Closed(f"{self._core.path}: closed by another thread", hint="the record was not taken")
 
     # ---- the end
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until what was produced is delivered or has failed; False if it is not in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        reports = self.reports
+        while outstanding := reports.outstanding:
             left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
-            if not self.outstanding:
-                return True
             if left <= 0:
                 return False
+            if outstanding > _FEW:
+                time.sleep(min(left, _SLICE_S))
+                if reports.outstanding < outstanding:
+                    continue
+                left = min(left, _SLICE_S)
             try:
                 self.producer.flush(left)  # what lingers goes now
             except (import_confluent_kafka().KafkaException, SystemError) as error:
-                self.is_broken = True
-                raise error_of(self._core.path, raised_error(error)) from error
-            if self.outstanding and not len(self.producer):
+                fatal = fatal_error(error)
+                if fatal is None:
+                    raise
+                self._failures.is_broken = True
+                raise error_of(self._core.path, fatal) from error
+            if reports.outstanding and not len(self.producer):
                 time.sleep(0.0005)  # the thread is in the last callbacks
+        return True
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Let the thread end when what was produced is delivered or has failed, and wait for that so long."""
+        """Wait so long until what was produced is delivered or has failed; the thread ends soon after that."""
+        for forwarder in list(self._forwarders.values()):
+            forwarder.close()
         self._is_over.set()
-        if threading.current_thread() is not self._thread:
+        if self.reports.outstanding and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
 
@@ -251,30 +232,8 @@ def _listen(producer: Any, is_over: threading.Event) -> None:
     while not is_over.is_set() or len(producer):
         try:
             producer.poll(_POLL_S)
-        except (import_confluent_kafka().KafkaException, SystemError):  # a fatal error: what was produced fails, too
-            is_over.wait(_POLL_S)
-        except BaseException:  # noqa: BLE001  # of a callback: without this thread no record would be acknowledged again
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-
-
-def known_offset(message: Any) -> int:
-    """Return the offset of a record that was delivered. -1: it is not known, for the record was sent again after its
-    leader had been lost, and the new one knew only that it had it.
-    """
-    offset = message.offset()
-    return -1 if offset is None else int(offset)
-
-
-def as_bytes(data: Any, what: str) -> Any:
-    """Return what librdkafka takes."""
-    if data is None or type(data) is bytes:
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise TypeError(f"{what} is {type(data).__name__}; expected bytes (or give a serde)")
-
-
-def plain_headers(headers: Any) -> list[tuple[str, bytes | None]]:
-    """Return headers, which are a mapping or pairs, as librdkafka takes them."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [(name, value.encode() if isinstance(value, str) else as_bytes(value, "a header")) for name, value in pairs]
+        except BaseException as error:  # noqa: BLE001  # without this thread no record would be acknowledged again
+            if fatal_error(error) is not None:  # what was produced fails, too
+                is_over.wait(_POLL_S)
+            else:  # of a callback
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

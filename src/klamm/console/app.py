@@ -29,7 +29,6 @@ from klamm.api.hints import hint_of
 from klamm.console.context import Console, Visit
 from klamm.console.downloads import TYPES, chunks, export_topic
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.connections import CONNECTIONS
 from klamm.console.pages.dead_letters import DEAD_LETTERS, LETTER, LETTERS, redrive, redrive_one
 from klamm.console.pages.frame import STATIC, Page, frame, note
@@ -71,6 +70,7 @@ from klamm.errors import (
     Unreachable,
     Unsupported,
 )
+from klamm.html import Html, el, join
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -224,11 +224,10 @@ class _App:
         async def respond(request: Request) -> Response:
             visit = self._visit(request)
             try:
-                data = await run_in_threadpool(page.read, self._console, visit)
+                data = await run_in_threadpool(page.twin, self._console, visit)
             except (RequestError, KlammError, OSError) as error:
                 return json_problem(error)
-            shown = {name: value for name, value in data.items() if not name.startswith("_")}
-            return _Json({**shown, "command": page.command(self._console, visit)})
+            return _Json({**data, "command": page.command(self._console, visit)})
 
         return respond
 

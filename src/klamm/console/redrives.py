@@ -1,8 +1,8 @@
 """Dead letters: how many there are, and redrives that visitors start.
 
 Each redrive has a thread of its own, and a dead-letter topic one redrive at a time. One at a rate may take longer than
-a visitor waits; the topic's page shows how far it is. If the console ends meanwhile, what was put back is back, each
-letter once, and the others are still letters.
+a visitor waits; the topic's page shows how far it is. If the console ends before that, what was put back is
+back, each letter once, and the others are still letters.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 
 from klamm.client.consume.range_reader import read_ranges
-from klamm.console.html import join
 from klamm.console.pages.record_html import record_row
 from klamm.console.pages.topic import chosen_partitions, filter_of, view_of
 from klamm.errors import KlammError
+from klamm.html import join
 from klamm.where import Where, is_positions, range_in
 
 if TYPE_CHECKING:

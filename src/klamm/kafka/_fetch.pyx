@@ -93,8 +93,8 @@ cdef class OrdinaryFetch:
             return 0
         at.is_flexible = self.version >= FLEXIBLE_SINCE
         take_no_tags(at)
-        if self.version < STATE_SINCE:
-            take(at, 4)                                 # the id of a replica, which is not looked at
+        if self.version < STATE_SINCE and take_int32(at) >= 0:
+            return 0                                    # it says that it is a replica
         self.max_wait_ms, self.min_bytes, self.max_bytes = take_int32(at), take_int32(at), take_int32(at)
         p = take(at, 1)
         if p == NULL:

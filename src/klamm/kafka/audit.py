@@ -25,7 +25,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -166,9 +166,10 @@ class Audit:
             named = {"type": resource_type, "name": resource[:_MAX_TEXT]}
             self._put_activity(session, api, _ACTIVITIES[activity], named, "", "")
 
-    def responded(self, call: Call, response: Struct) -> None:
-        """Record the changes that a request has made, or has failed to make."""
+    def responded(self, call: Call, response: Struct) -> Iterator[None]:
+        """Record the changes that a request has made, or has failed to make: one when this is advanced."""
         for change in changes_in(call.api.key, call.version, call.request, response):
+            yield
             if change.error_code in _DENIED:
                 continue  # there is an event of that: see `denied`
             left_out = self._refused(call.session.principal) if change.error_code else 0

@@ -55,13 +55,11 @@ def _deleted_records(version: int, request: Struct, response: Struct) -> Iterato
 
 def _altered_configs(version: int, request: Struct, response: Struct) -> Iterator[Change]:
     if not request.validate_only:
-        settings = {
-            (each.resource_type, each.resource_name): ",".join(config.name for config in each.configs)
-            for each in request.resources
-        }
+        settings = {(each.resource_type, each.resource_name): each.configs for each in request.resources}
         for each in response.responses:
             kind = _TYPES.get(each.resource_type, str(each.resource_type))
-            names = settings.get((each.resource_type, each.resource_name), "")
+            configs = settings.get((each.resource_type, each.resource_name), ())
+            names = ",".join(config.name for config in configs)
             yield Change("alter", f"{kind}Config", each.resource_name, each.error_code, each.error_message, names)
 
 

@@ -71,7 +71,7 @@ class Background:
             raise
 
     def __exit__(self, *_: object) -> None:
-        """Wait until it is closed. What went wrong meanwhile is raised."""
+        """Close it, wait until it is closed, and raise what it failed with, if it did."""
         self._started.result().stop()
         self._thread.join()
         self._ended.result()

@@ -508,13 +508,13 @@ class GroupCoordinator:
 
         Generation -1 comes from a client that is not a member: a consumer that assigns itself, or a tool. It may commit
         as long as there are no members. In a transaction it always may, if it names no member: old producers do not
-        know.
+        know. GROUP_ID_NOT_FOUND: it names a generation of a group that is not here; the store may have it.
         """
         if error := self._refused(group_id):
             return error
         group = self._groups.get(group_id)
         if group is None:
-            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+            return ErrorCode.NONE if generation < 0 else ErrorCode.GROUP_ID_NOT_FOUND
         if generation < 0 and group.state is State.EMPTY:
             return ErrorCode.NONE
         if generation < 0 and not member_id and instance_id is None:

@@ -2,14 +2,17 @@
 
 Between two of them the loop reads and answers whatever else has arrived. So a request that takes microseconds waits for
 one of those that take milliseconds, however many clients send such at the same time. One that tells of things without
-number (settings of topics, offsets of groups) has the loop for TURN_S at a time: its handler looks at its `Turn` while
-it makes the response, and the session while it encodes that.
+number (settings of topics, offsets of groups), or that may name tens of thousands of them, has the loop for TURN_S at
+a time: its handler looks at its `Turn` for each thing, and the session while it encodes the response.
 
 Promises
   LRQ1  In a round of the loop at most one of them is handled, or goes on, in the order in which they came.
   LRQ2  Each is handled, whatever became of those before it.
   LRQ3  What one of them has threads of the groups read or write is done in `pieces`: what other clients want of such a
         thread comes in between, and the write lock of klamm.db is free.
+  LRQ4  What is done for each of the things that a request names is done in turns: it has the loop for TURN_S at a time,
+        and for one more thing. One that changes something goes on when its client is gone. (Partitions of
+        a Fetch, and protocols of a JoinGroup, are handled at once.)
 """
 
 from __future__ import annotations
@@ -60,9 +63,11 @@ class LargeRequests:
         if len(self._waiting) == 1:
             self._loop.call_soon(self._run_next)
 
-    def turn(self, call: Call) -> Turn:
-        """Begin the turn of a request's handler."""
-        return Turn(self, call)
+    def turn(self, call: Call, *, to_the_end: bool = False) -> Turn:
+        """Begin the turn of a request's handler. `to_the_end`: it goes on when the client is gone, for it changes
+        something.
+        """
+        return Turn(self, call, to_the_end)
 
     async def wait(self) -> None:
         """Wait for the next turn."""
@@ -92,11 +97,12 @@ def _wake(turn: asyncio.Future[None]) -> bool:
 class Turn:
     """The turn of one request, which has the loop for TURN_S and then waits for the next."""
 
-    __slots__ = ("_call", "_ends", "_requests")
+    __slots__ = ("_call", "_ends", "_requests", "_to_the_end")
 
-    def __init__(self, requests: LargeRequests, call: Call) -> None:
+    def __init__(self, requests: LargeRequests, call: Call, to_the_end: bool) -> None:
         self._requests = requests
         self._call = call
+        self._to_the_end = to_the_end
         self._ends = requests.now() + TURN_S
 
     @property
@@ -106,10 +112,10 @@ class Turn:
     async def next(self) -> None:
         """Let others have the loop, until it is this request's turn again. Its response is encoded in turns, too.
 
-        Raise CancelledError if its client is gone.
+        Raise CancelledError if its client is gone, unless it goes on to the end.
         """
         self._call.is_large = True
         await self._requests.wait()
-        if self._call.is_gone:
+        if self._call.is_gone and not self._to_the_end:
             raise asyncio.CancelledError
         self._ends = self._requests.now() + TURN_S

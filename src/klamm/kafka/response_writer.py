@@ -51,7 +51,7 @@ else:
 
 
 def _load(file: SegmentFile, size: int, position: int) -> None:
-    """Read a part of a file, in a thread, which holds a reference to the file meanwhile."""
+    """Read a part of a file, in a thread, which holds a reference to the file until it is done."""
     load(file.fd, size, position)
 
 

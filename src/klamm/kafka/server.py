@@ -212,7 +212,7 @@ class Server:
         assert self.broker.certificates is not None
         return TlsTransport(channel, self.listener, self.broker.certificates)
 
-    # ---- meanwhile
+    # ---- while it runs
 
     async def _beat(self) -> None:
         coordinator, now_ms = self.broker.group_coordinator, self.broker.now_ms

@@ -261,6 +261,7 @@ class Session:
 
     async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
         """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
+        call.is_large = header.api is not FETCH  # as in `_wait_for_turn`
         admission, broker = self._listener.admission, self._listener.broker
         try:
             call.request = await broker.pools.decode(
@@ -453,13 +454,15 @@ class Session:
         if response is not None and wait_s and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = throttle_ms(wait_s)
             frame = response_frame(call.api, call.version, call.correlation_id, response)
-        self._send(call, response, frame, wait_s)
+        self._audit(call, response)
+        self._send(call, frame, wait_s)
 
     async def _respond_in_turns(self, call: Call, response: Struct) -> None:
         """Like `_respond`, for a response that takes milliseconds: others have the loop in between."""
         broker, metrics = self._listener.broker, self._listener.metrics
-        turn = broker.large_requests.turn(call)
         try:
+            await self._audit_in_turns(call, response)
+            turn = broker.large_requests.turn(call)
             for code in codes_in(call.api, response):
                 if code:
                     metrics.error(call.api.name, int(code))
@@ -471,12 +474,13 @@ class Session:
                 response.throttle_time_ms = throttle_ms(wait_s)
                 frame = await self._encode(call, response, turn)
         except asyncio.CancelledError:  # the client is gone, or the server stops
-            self._complete_without_client(call, response)
+            if broker.quotas.is_active:
+                self._charge(call, [])
             raise
         except Exception as error:  # noqa: BLE001  # as in `_go_on`
             self._failed(call, error)
             return
-        self._send(call, response, frame, wait_s)
+        self._send(call, frame, wait_s)
         self._channel.go_on()
 
     async def _encode(self, call: Call, response: Struct, turn: Turn) -> list[Any]:
@@ -492,13 +496,11 @@ class Session:
                 await turn.next()
         return framed_response(call.api, call.version, call.correlation_id, [*parts, b"".join(encoded)])
 
-    def _send(self, call: Call, response: Struct | None, frame: list[Any] | None, wait_s: float) -> None:
+    def _send(self, call: Call, frame: list[Any] | None, wait_s: float) -> None:
         self.call = self._waits = None
         if self._copied:
             self._release_copies()
         self._listener.metrics.observe(call.api.name, self._listener.now() - call.started)
-        if response is not None and self._listener.broker.audit.is_active:
-            self._listener.broker.audit.responded(call, response)
         if frame is not None:
             self._channel.send(frame, self.max_response(call))
         if wait_s:
@@ -514,11 +516,34 @@ class Session:
 
     def _complete_without_client(self, call: Call, response: Struct | None) -> None:
         """Record what was done for a client that is gone."""
-        broker = self._listener.broker
-        if response is not None and broker.audit.is_active:
-            broker.audit.responded(call, response)
-        if broker.quotas.is_active:
+        if response is not None and call.is_large:
+            self._spawn(call, self._audit_in_turns(call, response))
+        else:
+            self._audit(call, response)
+        if self._listener.broker.quotas.is_active:
             self._charge(call, [])
+
+    def _audit(self, call: Call, response: Struct | None) -> None:
+        """Record in the audit log what a request has changed."""
+        audit = self._listener.broker.audit
+        if response is not None and audit.is_active:
+            for _ in audit.responded(call, response):
+                pass
+
+    async def _audit_in_turns(self, call: Call, response: Struct) -> None:
+        """Like `_audit`, for a response that takes milliseconds, also of a client that is gone."""
+        broker = self._listener.broker
+        if broker.audit.is_active:
+            turn = broker.large_requests.turn(call, to_the_end=True)
+            changes = broker.audit.responded(call, response)
+            try:
+                for _ in changes:
+                    if turn.is_over:
+                        await turn.next()
+            except asyncio.CancelledError:  # the server stops
+                for _ in changes:
+                    pass
+                raise
 
     def _charge(self, call: Call, frame: list[Any]) -> float:
         return max(call.wait_s, self.charge(call.api, call.client_id or "", sum(map(len, frame))))

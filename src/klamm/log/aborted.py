@@ -14,6 +14,8 @@ Promises
       records, for the producer cannot write others before the marker. Clients of the Kafka server count the entries
       that they get, so ranges.py returns one of the two.
   A3  Entries below the latest snapshot of producers are on disk; recovery re-creates the later ones from the log.
+  A4  A file that was removed, damaged or replaced by an older one is noticed before records are read, compacted or
+      copied, and before a recovery point lists the files: it is rebuilt from the log (producer_recovery.py).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from klamm.disk import _os, files
 from klamm.log import aborted, segment
-from klamm.log.producer_recovery import restore_lost_aborted
+from klamm.log.producer_recovery import restore_lost_aborted, unlisted
 
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
@@ -43,6 +43,7 @@ class AbortedSpans:
         self._base = base  # everything from this segment on is known
         self._files: dict[int, tuple[int, int]] = {}  # by base offset of their segment: inode, bytes read
         self._good: dict[int, int] = {}  # whole entries
+        self._compared: set[int] = set()  # closed segments whose file has an entry for every abort
         self._by_producer: dict[int, tuple[array[int], array[int]]] = {}  # first and last offsets, ascending
         self._ends: array[int] = array("q")  # in the order of markers: last offset, first offset, producer id,
         self._begins: array[int] = array("q")
@@ -74,9 +75,23 @@ class AbortedSpans:
         self._version = version
 
     def _lacks_entries(self) -> bool:
-        """Return whether the latest file has fewer entries than were written to it."""
-        base, count = self._partition.log.aborted_file
-        return base >= self._base and self._good.get(base, 0) < count
+        """Return whether the latest file has fewer entries than were written to it, or one of a closed segment fewer
+        than its markers call for.
+        """
+        partition = self._partition
+        base, count = partition.log.aborted_file
+        if base >= self._base and self._good.get(base, 0) < count:
+            return True
+        for base, offsets in unlisted(partition).items():
+            if base >= self._base and base not in self._compared:
+                if not all(map(self._has_end, offsets)) and os.path.exists(segment.path_of(partition.directory, base)):
+                    return True
+                self._compared.add(base)
+        return False
+
+    def _has_end(self, offset: int) -> bool:
+        at = bisect_left(self._ends, offset)
+        return at < len(self._ends) and self._ends[at] == offset
 
     def _read_new(self) -> bool:
         """Read what was appended to the files. Return False if one of them was replaced."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from klamm.disk import reserve
 from klamm.errors import KlammError, StoreBusy
-from klamm.log import cleaner_checkpoint, head, producer_recovery, producers, retention
+from klamm.log import cleaner_checkpoint, head, producers, retention
 
 if TYPE_CHECKING:
     from klamm.log import compaction
@@ -197,7 +197,6 @@ class Cleanup:
         ):
             return None
         self._partition.bases()
-        producer_recovery.restore_lost_aborted(self._partition, 0)
         is_first = not cleaner_checkpoint.exists(self._directory) and not cleaner_checkpoint.is_missing(self._directory)
         if is_first:  # before the recovery point that lists it
             cleaner_checkpoint.store(self._directory, cleaner_checkpoint.CleanerCheckpoint())

@@ -98,6 +98,8 @@ class Partition:
         self._appended = self.is_forked = False
         self.recovered: list[aborted.Aborted] | None = None
         """What was aborted, if that is known in memory only: recovered in a store that may not be written."""
+        self.unlisted: producer_recovery.Unlisted | None = None
+        """What must be in .aborted files that the recovery point does not list, once it was read from the log."""
         self.index_rebuild = IndexRebuild()
         self._listed: tuple[tuple[int, int], point.Point | Lack] = (-1, -1), Lack.MISSING  # and its recovery point
         self.contiguous = not cleaner_checkpoint.exists(directory)
@@ -418,6 +420,7 @@ class Partition:
         states: bytes | None = None
         snapshot_offset = -1
         if self.has_producers():
+            producer_recovery.rebuild_lost_aborted(self, 0)  # before the point lists what is there
             with log.append_lock():
                 producer_recovery.use_table(self)
                 states, snapshot_offset = log.pack_producers(), log.snapshot().next_offset

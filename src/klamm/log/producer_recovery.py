@@ -1,7 +1,11 @@
 """Rebuild the table of producers and the .aborted files from the batches of the log.
 
 The latest snapshot has the table as of its offset, and the batches after it have the rest. If a file is damaged, or
-missing though the recovery point lists it, the whole log is read: it has every batch and every marker.
+missing though it was there, the whole log is read: it has every batch and every marker.
+
+A missing .aborted file looks like one of a segment without an abort. What was there says, in the order of the log: for
+segments before the recovery point the point itself; for closed segments since then their markers, which are read for
+that (`Unlisted`); for the latest file the slot.
 """
 
 from __future__ import annotations
@@ -9,9 +13,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.batch import header as batch_header
 from klamm.batch import markers
@@ -25,7 +30,15 @@ from klamm.log.sealed import Lack
 if TYPE_CHECKING:
     from klamm.log.partition import Partition
 
-__all__ = ["open_and_aborted", "restore", "restore_lost_aborted", "use_table"]
+__all__ = [
+    "Unlisted",
+    "open_and_aborted",
+    "rebuild_lost_aborted",
+    "restore",
+    "restore_lost_aborted",
+    "unlisted",
+    "use_table",
+]
 
 _log = logging.getLogger("klamm")
 _ATTEMPTS = 20
@@ -115,16 +128,24 @@ def open_and_aborted(directory: str, end: int, known: Point, *, whole: bool = Fa
     entries: list[Aborted] = []
     for base in segment.bases(directory, aborted.SUFFIX):
         entries += [entry for entry in aborted.load(directory, base) if entry.last_offset < offset]
-    for _, batches in _since(directory, offset, end):
+    entries += (entry for _, entry in _aborted_since(directory, offset, end, found))
+    return min(found.values(), default=end), entries
+
+
+def _aborted_since(directory: str, offset: int, end: int, is_open: dict[int, int]) -> Iterator[tuple[int, Aborted]]:
+    """Yield the transactions that were aborted in [offset, end), with the base offset of the segment of their marker.
+
+    `is_open` has the producers with an open transaction as of `offset`, and where it begins; at the end, as of `end`.
+    """
+    for base, batches in _since(directory, offset, end):
         for batch, _, aborts in batches:
             if not batch.is_control:
                 if batch.is_transactional:
-                    found.setdefault(batch.producer_id, batch.base_offset)
+                    is_open.setdefault(batch.producer_id, batch.base_offset)
                 continue
-            first = found.pop(batch.producer_id, -1)
+            first = is_open.pop(batch.producer_id, -1)
             if aborts and first >= 0:
-                entries.append(Aborted(batch.producer_id, first, batch.base_offset))
-    return min(found.values(), default=end), entries
+                yield base, Aborted(batch.producer_id, first, batch.base_offset)
 
 
 def _since(
@@ -164,30 +185,82 @@ def _batches_since(
             file.seek(position)
 
 
-def _lost_aborted(log: head.Log, known: Point | None, entries: Mapping[int, list[Aborted]], first: int) -> str | None:
-    """Return the path of an .aborted file that was removed, damaged, or replaced by an older one; None if there is
-    none.
+class Unlisted(NamedTuple):
+    """The aborted transactions of closed segments that the recovery point does not list."""
 
-    `entries` has the existing ones, of segments from `first` on. The slot has the latest file, and `known` lists the
-    files before the recovery point: without it, any may be missing. Between the two, files are whole, and not empty.
+    recovery_point: tuple[int, int]
+    end: int
+    """Read up to here: to the base offset of a segment, or from the snapshot that the recovery point names."""
+    is_open: dict[int, int]
+    """By producer id: where its open transaction begins, as of `end`."""
+    markers: dict[int, array[int]]
+    """By base offset of their segment: the offsets of the markers."""
+
+
+def unlisted(partition: Partition) -> Mapping[int, Sequence[int]]:
+    """Return the offsets of the markers for which .aborted files of closed segments must have entries, by the base
+    offset of the segment; without those before the recovery point, which lists them.
+
+    They are read from the log, once, where a later segment has an .aborted file. In general there are none: a recovery
+    point is written after each roll.
     """
+    log = partition.log
+    end, recovery_point, known = log.aborted_file[0], log.recovery_point, partition.known_point()
+    found = partition.unlisted
+    if found is None or found.recovery_point != recovery_point:
+        if known is None and recovery_point[0] >= 0:
+            return {}  # the file is missing: everything is rebuilt
+        snapshot = producers.load_latest(log.directory, known.snapshot) if known is not None else None
+        offset, states = snapshot or (0, [])
+        is_open = {producer: first for producer, first, _, _ in states if first >= 0}
+        found = Unlisted(recovery_point, offset, is_open, {})
+    if end > found.end:
+        is_open, markers = dict(found.is_open), dict(found.markers)
+        try:
+            for base, entry in _aborted_since(log.directory, found.end, end, is_open):
+                markers.setdefault(base, array("q")).append(entry.last_offset)
+        except (FileNotFoundError, CorruptBatch):
+            return found.markers  # expired just now; or damaged, which a reader reports
+        found = found._replace(end=end, is_open=is_open, markers=markers)
+    partition.unlisted = found
+    return found.markers
+
+
+def _lost_aborted(partition: Partition, first: int) -> str | None:
+    """Return the path of an .aborted file, of a segment from `first` on, that was removed, damaged, or replaced by an
+    older one; None if there is none.
+    """
+    log, known = partition.log, partition.known_point()
     if known is None and log.recovery_point[0] >= 0 and log.producers_seq > 0:
         return point.path_of(log.directory)
     listed = [(*log.aborted_file, 1 << 63), *(known.listed_aborted if known is not None else ())]
-    later = [each for each in listed if each[0] >= first]
-    lost = aborted.find_lost(log.directory, later, lambda base: entries.get(base, ()))
+    markers = unlisted(partition)
+    entries = aborted.load_from(log.directory, first)  # later than what must be there is known
+    lost = aborted.find_lost(
+        log.directory, [each for each in listed if each[0] >= first], lambda base: entries.get(base, ())
+    )
     for base in sorted(entries)[:-1]:
         if not aborted.is_complete(log.directory, base, len(entries[base])):
+            lost.append(segment.path_of(log.directory, base, aborted.SUFFIX))
+    for base, offsets in markers.items():
+        is_lost = base >= first and not {entry.last_offset for entry in entries.get(base, ())}.issuperset(offsets)
+        if is_lost and os.path.exists(segment.path_of(log.directory, base)):
             lost.append(segment.path_of(log.directory, base, aborted.SUFFIX))
     return lost[0] if lost else None
 
 
 def restore_lost_aborted(partition: Partition, base: int) -> None:
     """Rebuild .aborted files from this segment on if one was removed, damaged, or replaced by an older one."""
+    if rebuild_lost_aborted(partition, base):
+        partition.checkpoint(force=True)
+
+
+def rebuild_lost_aborted(partition: Partition, base: int) -> bool:
+    """Like `restore_lost_aborted`, but write no recovery point. Return whether a file was rebuilt."""
     log = partition.log
-    lost = _lost_aborted(log, partition.known_point(), aborted.load_from(log.directory, base), base)
+    lost = _lost_aborted(partition, base)
     if lost is None:
-        return
+        return False
     if partition.is_read_only:
         raise CorruptBatch(
             f"{lost}: missing or incomplete, so aborted records cannot be told from committed ones",
@@ -198,5 +271,5 @@ def restore_lost_aborted(partition: Partition, base: int) -> None:
     with partition.translate_errors(), log.append_lock():
         restore(log, log.snapshot().next_offset, point.load(log.directory), whole=True)
         log.bump_segments_version()
-    partition.checkpoint(force=True)
     _log.warning("%s: was missing or incomplete: rebuilt from the log", lost)
+    return True

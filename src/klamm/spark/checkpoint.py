@@ -36,6 +36,7 @@ __all__ = [
     "check_id",
     "committed",
     "ends_of",
+    "find_query",
     "is_here",
     "line_of",
     "local_path",
@@ -84,10 +85,15 @@ def check_id(location: str) -> None:
         )
 
 
+def find_query(location: str | None) -> str | None:
+    """Return the id of the query whose checkpoint is at `location`; None if this machine sees no such files."""
+    checkpoint = None if location is None else local_path(location)
+    return None if checkpoint is None else query_of(checkpoint)
+
+
 def is_here(location: str | None) -> bool:
     """Return whether there is a checkpoint at `location` that this machine sees as files."""
-    checkpoint = None if location is None else local_path(location)
-    return checkpoint is not None and query_of(checkpoint) is not None
+    return find_query(location) is not None
 
 
 def read_plan(location: str | None, query: str, number: int) -> BatchPlan | None:

@@ -6,6 +6,8 @@
     read(spark, "kafka://host:9092", subscribe="orders")    format("kafka"): klamm serve, or Apache Kafka, by Spark's
                                                             own connector, which session(kafka=True) brings
 
+How to log in may stand behind klamm://host:9092, as ?security.protocol=…, or among the options.
+
 Options, schema and contents are the same; an option that one of them cannot have is refused there. What differs is what
 writing promises: a directory takes each micro-batch once, all or nothing; Spark's Kafka sink may repeat records after a
 failure.
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.checkpoint import check_id
 from klamm.spark.internals import checkpoint_of_batch
-from klamm.spark.server.address import SERVER
+from klamm.spark.server.address import SERVER, split_options
 from klamm.spark.session import PATH
 
 if TYPE_CHECKING:
@@ -80,6 +82,9 @@ class _Destination:
             raise InvalidSetting(
                 "no store is named", hint="name it, as in read(spark, 'events/', …), or session('events/')"
             )
+        if found.startswith(_OURS):
+            found, login = split_options(found)
+            self.given = {**login, **self.given}
         self.store: str = found
         cluster = _CLUSTER.fullmatch(found)
         if cluster is None and found.startswith("kafka:"):

@@ -8,8 +8,9 @@
 
 The JVM of a session on this machine maps a class archive (class_archive.py), which lets it start in less time.
 
-What the caller sets wins; in a program that spark-submit has started, what spark-submit was given (and the
-spark-defaults.conf that it has read) comes next, and the settings of this module last. A session that this process has
+What the caller sets wins. Next come the settings that the user made outside of the program: what spark-submit was given
+if it has started the program, else spark-defaults.conf and PYSPARK_SUBMIT_ARGS (own_settings.py). Those of this module
+come last. A session that this process has
 already is returned, as Spark does; its SQL settings are changed.
 """
 
@@ -22,12 +23,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from klamm.errors import InvalidSetting, NotInstalled
-from klamm.spark import class_archive, java
+from klamm.spark import class_archive, java, own_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PATH", "connector", "java_home", "session", "session_settings", "settings", "use"]
+__all__ = ["PATH", "connector", "find_own", "java_home", "session", "session_settings", "settings", "use"]
 
 PATH = "spark.klamm.path"
 """The setting that names the store of reads and writes, and of format("klamm"), that name none."""
@@ -68,22 +69,24 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     elsewhere = remote or ("" if master else os.environ.get("SPARK_REMOTE", ""))
     submitted = {} if elsewhere else _submitted(pyspark)
+    own = submitted
     if not submitted and (not elsewhere or elsewhere.startswith("local")):
         os.environ["JAVA_HOME"] = java_home()
+        own = find_own()
     builder = pyspark.sql.SparkSession.builder
     if elsewhere:
         builder = builder.remote(elsewhere)
     elif master is not None:
         builder = builder.master(master)
-    wanted = settings(path, master=master, kafka=kafka, version=pyspark.__version__, conf=conf, submitted=submitted)
+    wanted = settings(path, master=master, kafka=kafka, version=pyspark.__version__, conf=conf, own=own)
     if elsewhere and not elsewhere.startswith("local"):
         wanted = {name: value for name, value in wanted.items() if name in _SQL or name in _spelled(conf)}
         if path is not None:
             wanted[PATH] = _named(path)
-    elif app_name is not None or "spark.app.name" not in submitted:
+    elif app_name is not None or "spark.app.name" not in own:
         builder = builder.appName(app_name or "klamm")
-    if not elsewhere and not submitted and (master is None or master.startswith("local")):
-        _add_class_archive(pyspark, wanted)
+    if not elsewhere and not submitted and _is_local(master or own.get("spark.master")):
+        _add_class_archive(pyspark, wanted, own)
     for name, value in wanted.items():
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
@@ -133,28 +136,30 @@ def settings(
     kafka: bool | str | os.PathLike[str],
     version: str,
     conf: Mapping[str, Any],
-    submitted: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the settings of a session: the caller's, and ours where `submitted`, those of spark-submit, has none."""
-    submitted = submitted or {}
+    """Return the settings of a session: the caller's, and ours where `own`, the user's outside of the program, has
+    none.
+    """
+    own = own or {}
     if master is None:
-        master = submitted.get("spark.master")
+        master = own.get("spark.master")
     # By TCP, a task that reads begins late in every micro-batch (bench/README.md); by Unix sockets it does not.
     found = {**_SQL, "spark.python.unix.domain.socket.enabled": "true"}
-    if master is None or master.startswith("local"):
+    if _is_local(master):
         # Spark else asks for this machine's name, which may not lead back to it, or change with the network.
         found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Of 200 partitions, Spark's default, each costs a task in every micro-batch that counts something.
         found["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
         found |= _LOCAL_CHECKPOINTS
-    found = {name: value for name, value in found.items() if name not in submitted}
+    found = {name: value for name, value in found.items() if name not in own}
     if path is not None:
         found[PATH] = _named(path)
     given = _spelled(conf)
     _check_switch(given)
     if kafka:
         name, value = connector(kafka, version)
-        more = given.pop(name, submitted.get(name))
+        more = given.pop(name, own.get(name))
         found[name] = value if more is None else f"{more},{value}"
     return {**found, **given}
 
@@ -167,16 +172,29 @@ def _submitted(pyspark: Any) -> dict[str, str]:
     return dict(pyspark.SparkConf().getAll())
 
 
-def _add_class_archive(pyspark: Any, wanted: dict[str, str]) -> None:
+def _is_local(master: str | None) -> bool:
+    return master is None or master.startswith("local")
+
+
+def find_own() -> dict[str, str]:
+    """Return the settings that the user made outside of the program, for sessions whose Java this process starts."""
+    return own_settings.find(_spark_home(_pyspark()))
+
+
+def _spark_home(pyspark: Any) -> str:
+    return os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+
+
+def _add_class_archive(pyspark: Any, wanted: dict[str, str], own: Mapping[str, str]) -> None:
     """Make the JVM, if this process has none yet, map a class archive, or write one when it ends."""
-    if wanted.get(class_archive.SETTING, "true") == "false":
+    known = {**own, **wanted}
+    if known.get(class_archive.SETTING, "true") == "false":
         return
     if pyspark.SparkContext._gateway is not None:
         return
-    spark_home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
-    options = class_archive.java_options(java.find(), spark_home, pyspark.__version__, wanted)
+    options = class_archive.java_options(java.find(), _spark_home(pyspark), pyspark.__version__, known)
     if options is not None:
-        wanted[class_archive.OPTION] = " ".join(filter(None, [options, wanted.get(class_archive.OPTION)]))
+        wanted[class_archive.OPTION] = " ".join(filter(None, [options, known.get(class_archive.OPTION)]))
 
 
 def connector(kafka: bool | str | os.PathLike[str], version: str) -> tuple[str, str]:

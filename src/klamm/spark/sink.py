@@ -411,10 +411,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove nothing but what is not committed: the batch may have been committed all the same."""
-        server = self._plan.options.server
-        if server is not None:
-            for writer in {f"query {each.writer}" for each in _staged(messages)}:
-                decision.discard(decision.client_of(server), self._plan.scope(writer))
+        options = self._plan.options
+        if options.server is not None:
+            queries = {each.writer for each in _staged(messages)}
+            here = checkpoint.find_query(options.checkpoint)  # no task may have finished, and some were killed
+            for query in queries if here is None else {*queries, here}:
+                decision.discard(decision.client_of(options.server), self._plan.scope(f"query {query}"))
             return
         for each in messages:
             if isinstance(each, TaskCommit) and each.file is not None:

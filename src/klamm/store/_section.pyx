@@ -10,6 +10,7 @@ handler runs between the block and the end of the transaction (see disk/_hold.px
 cdef class Section:
     cdef object database, connection, changes
     cdef bint writes, durable
+    cdef readonly bint is_committed                     # true as soon as it is, whatever the block's end raises
 
     def __cinit__(self, database, *, bint writes, bint durable=True):
         """Prepare a section. Without `writes` it is always rolled back."""
@@ -35,6 +36,7 @@ cdef class Section:
                 if self.durable and self.connection.total_changes != self.changes:
                     count = self.database.count_write(self.connection.execute)
                 self.connection.execute("COMMIT")
+                self.is_committed = True
                 self.database._generation += 1
                 self.database._wrote = True
                 if count is not None:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from klamm.errors import NotAStore
 from klamm.store.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType, validate_acl
 from klamm.store.database import REBUILD_BY_HAND
-from klamm.store.features import ACLS, Features
+from klamm.store.features import ACLS
+from klamm.store.later_table import LaterTable
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Acls", "check"]
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS acls (
+_TABLE = LaterTable(
+    "acls",
+    """
     resource_type TEXT NOT NULL, resource_name TEXT NOT NULL, pattern_type TEXT NOT NULL, principal TEXT NOT NULL,
     host TEXT NOT NULL, operation TEXT NOT NULL, permission TEXT NOT NULL, changed_ms INTEGER NOT NULL,
     crc INTEGER NOT NULL,
     PRIMARY KEY (resource_type, resource_name, pattern_type, principal, host, operation, permission)
-) WITHOUT ROWID
-"""
+    """,
+    ACLS,
+)
 _KEY = "resource_type, resource_name, pattern_type, principal, host, operation, permission"
 _ALL = f"SELECT {_KEY}, changed_ms, crc FROM acls ORDER BY {_KEY}"
 _DELETE = f"DELETE FROM acls WHERE ({_KEY}) = (?, ?, ?, ?, ?, ?, ?)"
@@ -76,14 +79,15 @@ class Acls:
         now_ms = time.time_ns() // 1_000_000
         with self._database.db_lock():
             with self._database.transaction() as execute:
-                self._make_table(execute)
+                _TABLE.make(self._catalog, execute)
                 known = set(_read(execute))
                 new = [acl for acl in dict.fromkeys(added) if acl not in known]
                 for acl in new:
                     values = (*_columns(acl), now_ms)
                     execute("INSERT INTO acls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, crc(*values)))
-                changes = self._count_change(execute) if new else 0
-            if changes:
+                if new:
+                    self._count_change(execute)
+            if new:
                 self._catalog.on_change()
         return len(new)
 
@@ -92,39 +96,34 @@ class Acls:
         with self._database.db_lock():
             with self._database.transaction() as execute:
                 acls = _read(execute)
-                removed = [[acl for acl in acls if chosen.matches(acl)] for chosen in filters]
+                by_name: dict[str, list[Acl]] = {}
+                for acl in acls:
+                    by_name.setdefault(acl.resource_name, []).append(acl)
+                removed = []
+                for chosen in filters:  # thousands of them mostly name a resource each, as there are ACLs
+                    is_named = chosen.resource_name is not None and chosen.pattern_type is not PatternType.MATCH
+                    candidates = by_name.get(chosen.resource_name or "", []) if is_named else acls
+                    removed.append([acl for acl in candidates if chosen.matches(acl)])
                 gone = {acl for matched in removed for acl in matched}
                 for acl in gone:
                     execute(_DELETE, _columns(acl))
-                changes = self._count_change(execute) if gone else 0
-            if changes:
+                if gone:
+                    self._count_change(execute)
+            if gone:
                 self._catalog.on_change()
         return removed
 
-    def _count_change(self, execute: Execute) -> int:
-        changes = self._catalog.next_change(execute)
-        self._catalog.set_meta(execute, "acls", changes)
-        return changes
-
-    def _make_table(self, execute: Execute) -> None:
-        if _has_table(execute):
-            return
-        execute(_SCHEMA)
-        features = Features.parse(str(self._catalog.meta(execute, "features")))
-        self._catalog.set_meta(execute, "features", str(features._replace(compatible=features.compatible | ACLS)))
+    def _count_change(self, execute: Execute) -> None:
+        self._catalog.set_meta(execute, "acls", int(self._catalog.meta(execute, "acls", 0)) + 1)
 
 
 def check(database: Database) -> list[str]:
     """Return what is wrong with the rows."""
     with database.reading() as execute:
-        if not _has_table(execute):
+        if not _TABLE.exists(execute):
             return []
         rows = execute(_ALL).fetchall()
     return [f"acls: the row of {row[3]!r} for {row[1]!r}: the checksum is wrong" for row in rows if not _is_valid(row)]
-
-
-def _has_table(execute: Execute) -> bool:
-    return execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'acls'").fetchone() is not None
 
 
 def _is_valid(row: Sequence[object]) -> bool:
@@ -132,7 +131,7 @@ def _is_valid(row: Sequence[object]) -> bool:
 
 
 def _read(execute: Execute) -> list[Acl]:
-    if not _has_table(execute):
+    if not _TABLE.exists(execute):
         return []
     return [_acl(row) for row in execute(_ALL).fetchall()]
 

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 
 from klamm.disk import _os, copy_on_write, files
 from klamm.errors import CorruptBatch, StoreError, UnknownTopic
-from klamm.log import aborted, cleaner_checkpoint, head, index, point, producers, recovery, segment
+from klamm.log import aborted, cleaner_checkpoint, head, index, point, producer_recovery, producers, recovery, segment
 from klamm.log.index import Entry
 from klamm.log.partition import Partition
 from klamm.log.sealed import Lack
@@ -164,6 +164,8 @@ def _copy_partition(
         return 0  # nothing was ever appended: it has no files
     if writable:
         partition.sync(now.next_offset)
+    if partition.recovered is None:
+        producer_recovery.restore_lost_aborted(partition, 0)
     source, target = partition.directory, f"{topic_directory}/{partition.number}"
     files.make_directories(target)
     start, size = now.next_offset, 0

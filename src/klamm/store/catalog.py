@@ -109,6 +109,7 @@ class Catalog:
         self.database = Database(path, db_lock, read_only=read_only)
         self.on_change: Callable[[], None] = lambda: None  # after each that other processes read
         self._cache: tuple[object, dict[str, Topic]] = None, {}  # what was read at that version
+        self._intact: object = None  # the version at which the table of topics was found to be whole
         self._listed: tuple[object, list[Topic]] = None, []  # likewise: `list()` asks for the length, too
         self._producer_ids = os.getpid(), iter(range(0))
         try:
@@ -399,12 +400,8 @@ class Catalog:
         with self.database.reading() as execute:
             return int(self.meta(execute, "changes"))
 
-    def next_change(self, execute: Execute) -> int:
-        """Return what `changes` will be after this transaction."""
-        return int(self.meta(execute, "changes")) + 1
-
     def _count_change(self, execute: Execute) -> int:
-        self.set_meta(execute, "changes", changes := self.next_change(execute))
+        self.set_meta(execute, "changes", changes := int(self.meta(execute, "changes")) + 1)
         return changes
 
     def settings(self) -> StoreSettings:
@@ -502,10 +499,13 @@ class Catalog:
 
     def _unknown(self, execute: Execute, name: str) -> UnknownTopic | NotAStore:
         """Return the error for a topic that was not found, in the same snapshot: others may create it at any time."""
-        rows = execute("SELECT name, crc FROM topics").fetchall()  # with a column that no index has: from the table
-        known = [row[0] for row in rows if isinstance(row[0], str)]
-        if name in known:  # SQLite has no checksums
-            return NotAStore(f"{self.path}: is damaged: an index lacks topic {name!r}", hint=REBUILD)
+        version = self._cache[0]
+        if version is None or version != self._intact:  # SQLite has no checksums; once for each: others ask for many
+            problems = [row[0] for row in execute("PRAGMA integrity_check(topics)").fetchall() if row[0] != "ok"]
+            if problems:
+                return NotAStore(f"{self.path}: is damaged: {problems[0].splitlines()[-1]}", hint=REBUILD)
+            self._intact = version
+        known = [row[0] for row in execute("SELECT name FROM topics").fetchall() if isinstance(row[0], str)]
         near = nearest(str(name), known)
         return UnknownTopic(
             f"Topic {name!r} does not exist",

@@ -49,8 +49,11 @@ def check(
         store.rebuilt = []
         return report
     path = os.path.abspath(os.fspath(store))
+    lease = directory.Lease()
     try:
-        core = directory.acquire(path, read_only=not repair, create=False, force_filesystem=not repair, rebuild=repair)
+        core = directory.acquire(
+            path, read_only=not repair, create=False, force_filesystem=not repair, rebuild=repair, lease=lease
+        )
     except KlammError as error:
         if not os.path.exists(f"{path}/topics"):
             raise
@@ -58,7 +61,7 @@ def check(
     try:
         return check(core, repair=repair, progress=progress)
     finally:
-        directory.release(core)
+        lease.release()
 
 
 def _readable(breach: Breach) -> Breach:

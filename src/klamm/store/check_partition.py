@@ -35,6 +35,7 @@ from klamm.log.sealed import Lack
 from klamm.store import directory
 from klamm.store.catalog import Topic
 from klamm.store.damage import Batch, Damage, batches
+from klamm.store.open_topic import bell_bit
 from klamm.store.repair import repair_log
 from klamm.types import Cut
 
@@ -155,7 +156,7 @@ class PartitionCheck:
         for partition in self.core.opened():
             if partition.directory == self.directory:
                 return partition.log
-        bit = directory.bell_bit(self.topic.id)
+        bit = bell_bit(self.topic.id)
         life = self.core.life if self.lock is not None else None
         return head.Log(self.heads, self.slot, self.directory, self.lock, bit, life=life)
 

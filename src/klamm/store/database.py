@@ -140,7 +140,7 @@ class Database:
         """Return a context for several queries on one consistent snapshot."""
         return Section(self, writes=False)
 
-    def transaction(self, *, durable: bool = True) -> AbstractContextManager[Execute]:
+    def transaction(self, *, durable: bool = True) -> Section:
         """Return a context for one transaction; the caller holds the write lock.
 
         It is on disk when the block ends, and undone if the block raises. If not `durable`, a power cut may undo it,

@@ -27,7 +27,6 @@ import threading
 import time
 import uuid
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ from klamm.log.partition import Partition
 from klamm.store import found_catalog, layout, retention_check, slots, upgrade
 from klamm.store.catalog import Catalog, SlotRequest, Topic
 from klamm.store.groups import Groups
+from klamm.store.open_topic import OpenTopic, bell_bit
 from klamm.store.presence import Presence
 from klamm.store.settings import Value
 from klamm.store.transactions import Transactions
@@ -50,7 +50,7 @@ from klamm.types import TopicId
 if TYPE_CHECKING:
     from klamm.disk._os import Lockable
 
-__all__ = ["Core", "OpenTopic", "acquire", "boot_id", "opened", "release"]
+__all__ = ["Core", "Lease", "OpenTopic", "acquire", "boot_id", "opened", "release"]
 
 _CLOSING_S = 5.0  # for at most this long, recovery points are written when a store is closed
 OPENING = 1  # byte of `lock`: openers one after the other
@@ -64,40 +64,6 @@ def boot_id() -> bytes:
             return uuid.UUID(file.read().strip()).bytes
     except OSError:  # not Linux: one process at a time, which recovers at each open
         return uuid.uuid4().bytes
-
-
-class OpenTopic:
-    """A topic and its partitions, opened when first asked for."""
-
-    def __init__(self, core: Core, topic: Topic) -> None:
-        self._core = core
-        self.topic = topic
-        self.version = 0  # of the catalog, when `topic` was read
-        self.name = topic.name
-        self.directory = f"{core.files}/topics/{topic.directory}"
-        self.open_partitions: dict[int, Partition] = {}
-
-    @property
-    def count(self) -> int:
-        """How many partitions it has."""
-        return len(self.topic.partitions)
-
-    def partition(self, number: int) -> Partition:
-        found = self.open_partitions.get(number)
-        if found is None:
-            found = self._core.open_partition(self, number)
-        return found
-
-    def partitions(self) -> list[Partition]:
-        return [self.partition(number) for number in range(self.count)]
-
-    def opened_one(self, number: int) -> Partition | None:
-        """Return the partition if it was opened before."""
-        return self.open_partitions.get(number)
-
-    def opened(self) -> list[Partition]:
-        """Return the partitions that were opened so far."""
-        return list(self.open_partitions.values())
 
 
 class Core:
@@ -132,12 +98,13 @@ class Core:
         self.unknown_directories: set[str] = set()  # that were logged already
         try:
             self._open_read_only() if read_only else self._open(rebuild)
+            self.groups = Groups(self)
+            self.transactions = Transactions(self, boot_id())
+            fork.register(self, Core._in_child, Core._before_fork)
         except BaseException:
+            self._drop()
             self.root.close()
             raise
-        self.groups = Groups(self)
-        self.transactions = Transactions(self, boot_id())
-        fork.register(self, Core._in_child, Core._before_fork)
 
     def is_in_place(self) -> bool:
         """Return whether the store at the path is still the one that was opened, and not a copy in its place."""
@@ -339,19 +306,18 @@ class Core:
         with turn:  # outside the mutex: recovery takes the append lock, which a stopped process may hold
             found = opened.open_partitions.get(number)
             if found is None:
-                version = self.heads.catalog_version
-                made = self._made(opened, number, slot, version)
+                made = self._made(opened, number, slot)
                 with self._mutex:
                     if self.closed:
                         made.log.abandon()
                     self.check_open()
-                    made.configure(opened.topic.settings, version)
+                    made.configure(opened.topic.settings, opened.version)  # both may be newer by now; never one alone
                     found = opened.open_partitions[number] = made
                     self._handles.add(made)
                     self._opening.pop(slot, None)
         return found
 
-    def _made(self, opened: OpenTopic, number: int, slot: int, version: int) -> Partition:
+    def _made(self, opened: OpenTopic, number: int, slot: int) -> Partition:
         if self.heads.size() <= slot:
             raise NotAStore(f"{self.heads.path}: has no slot {slot}", hint="open the store for writing, to recover it")
         heads = self.heads
@@ -368,7 +334,7 @@ class Core:
                 bell_bit=bell_bit(opened.topic.id),
                 directory=f"{opened.directory}/{number}",
                 settings=opened.topic.settings,
-                catalog_version=version,
+                catalog_version=opened.version,
                 boot_count=self._boot_count,
                 reload=lambda partition: self._reload(opened),
                 on_event=self._on_event,
@@ -484,25 +450,41 @@ class Core:
         With very many partitions, only some get a recovery point. A log without one loses nothing: after a power cut,
         recovery reads more of it.
         """
-        with self._wake:
-            if self.closed:
-                return
-            self.closed = True
-            self._wake.notify_all()
-        if self._maintenance_thread is not None and not self._maintenance_thread.is_current:
-            self._maintenance_thread.join()
         failed: Exception | None = None
-        until = time.monotonic() + _CLOSING_S if self.is_in_place() else 0.0
-        for partition in self.opened():
-            try:
-                partition.close(checkpoint=time.monotonic() < until)
-            except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
-                failed = failed or error
-        self.catalog.close()
-        self._drop()
+        is_ours = False
+        try:
+            with self._wake:
+                if self.closed:
+                    return
+                self.closed = is_ours = True
+                self._wake.notify_all()
+            if self._maintenance_thread is not None and not self._maintenance_thread.is_current:
+                self._maintenance_thread.join()
+            until = time.monotonic() + _CLOSING_S if self.is_in_place() else 0.0
+            for partition in self.opened():
+                try:
+                    partition.close(checkpoint=time.monotonic() < until)
+                except Exception as error:  # noqa: BLE001  # the others are closed, too; then it is raised
+                    failed = failed or error
+            self.catalog.close()
+        finally:
+            if is_ours:
+                self._let_go()
         self.files, self.root = self.path, None
         if failed is not None:
             raise failed
+
+    def _let_go(self) -> None:
+        """Drop the locks of a closed core, whatever interrupted that: for other processes this one is gone.
+
+        Not while a thread of this process is at work: a lock must not be free before its owner has ended. Then they are
+        dropped with the last reference to the core, which the thread has.
+        """
+        thread = self._maintenance_thread
+        if thread is None or thread.is_current or not thread.is_alive():
+            for partition in self.opened():
+                partition.log.abandon()
+            self._drop()
 
     def _drop(self) -> None:
         for lock in (self.lock, self.members, self.presence):
@@ -529,11 +511,6 @@ class Core:
         self.heads.close_descriptor()
 
 
-def bell_bit(topic_id: TopicId) -> int:
-    """Return the bit, one of 32, that waiters for a topic listen to."""
-    return 1 << (zlib.crc32(topic_id.encode()) % 32)
-
-
 # ---- one core a directory and process
 
 _cores: dict[tuple[int, int, bool], Core] = {}
@@ -549,6 +526,22 @@ def _forget_in_child() -> None:
 fork.register(Core, lambda _: _forget_in_child())
 
 
+class Lease:
+    """One use of a core. It ends with `release`, or when nothing refers to it any more: what a signal handler raises,
+    wherever it comes, leaves no store open.
+    """
+
+    core: Core | None = None
+
+    def release(self) -> None:
+        """Close the core, if this is its last use."""
+        if self.core is not None:
+            release(self.core, self)
+
+    def __del__(self) -> None:
+        self.release()
+
+
 def acquire(
     path: str,
     *,
@@ -557,8 +550,9 @@ def acquire(
     force_filesystem: bool,
     busy_timeout_ms: int | None = None,
     rebuild: bool = False,
+    lease: Lease | None = None,
 ) -> Core:
-    """Return the core of the store at `path`, opened if need be. Give it back with `release`."""
+    """Return the core of the store at `path`, opened if need be. Give it back with `release`, or by the `lease`."""
     path = os.path.abspath(path)
     layout.check_before(path, read_only=read_only, create=create or rebuild, force_filesystem=force_filesystem)
     if not rebuild and not os.path.exists(f"{path}/klamm.db") and layout.has_topics(path):
@@ -571,26 +565,35 @@ def acquire(
             core = _cores[key] = Core(path, read_only=read_only, busy_timeout_ms=busy_timeout_ms, rebuild=rebuild)
         elif busy_timeout_ms is not None and core.lock is not None:
             core.lock.timeout_ms = busy_timeout_ms
-        core.users += 1
+        core.users += 1  # signal handlers run at calls and jumps only: none comes in between
+        if lease is not None:
+            lease.core = core
         return core
 
 
-def release(core: Core) -> None:
+def release(core: Core, lease: Lease | None = None) -> None:
     """Close the core when its last user has gone."""
     with _cores_mutex:
-        core.users -= 1
-        if core.users > 0 or core.closed:
+        if core.users > 1 or core.closed:
+            core.users -= 1
+            if lease is not None:
+                lease.core = None
             return
         for key in [key for key, value in _cores.items() if value is core]:
             del _cores[key]
-    core.close()
+    try:
+        core.close()
+    finally:
+        core.users = 0
+        if lease is not None:
+            lease.core = None
 
 
 @contextmanager
 def opened(path: str, *, read_only: bool = False, create: bool = False) -> Iterator[Core]:
     """Hold the core of the store at `path` for a `with` block."""
-    core = acquire(path, read_only=read_only, create=create, force_filesystem=False)
+    lease = Lease()
     try:
-        yield core
+        yield acquire(path, read_only=read_only, create=create, force_filesystem=False, lease=lease)
     finally:
-        release(core)
+        lease.release()

@@ -9,6 +9,9 @@ Promises
         keeps SQLite from committing (a full disk) fails all of them. A function may be called again, after its writes
         were undone: a savepoint for each would cost more than the writes, so a group is first tried without.
   GCM3  Writes happen in the order in which they were queued.
+  GCM4  An interrupt (Ctrl-C) is raised in the thread that it comes to, and nowhere else: if that thread was committing
+        the writes of others, these are committed by the next one, unless they are already. Whether its own write is
+        committed it cannot know.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from klamm.errors import KlammError, StoreError
+from klamm.errors import KlammError
 
 if TYPE_CHECKING:
+    from klamm.store._section import Section
     from klamm.store.database import Database, Execute
 
 __all__ = ["GroupCommit"]
@@ -52,45 +56,62 @@ class GroupCommit:
         self._database = database
         self._queue: deque[_Write[Any]] = deque()
         self._turn = threading.Lock()
+        self._tried: tuple[Section, list[_Write[Any]]] | None = None  # the last transaction, and its writes
 
     def run(self, function: Callable[[Execute], Result], *, durable: bool = True) -> Result:
         """Call `function` in a SQLite transaction, under the write lock of klamm.db, and return its result."""
         write = _Write(function, durable)
-        self._queue.append(write)
-        with self._turn:
-            while not write.is_done:  # others may be before it, more than one transaction takes
-                self._commit([self._queue.popleft() for _ in range(min(len(self._queue), _MAX_WRITES))])
+        try:
+            self._queue.append(write)
+            with self._turn:
+                while not write.is_done:  # others may be before it, more than one transaction takes
+                    self._commit_next()
+        except BaseException:
+            write.is_done = True  # no thread waits for it any more
+            raise
         if write.error is not None:
             raise write.error
         return write.result
 
+    def _commit_next(self) -> None:
+        """Commit what is queued, in the turn of this thread. Writes leave the queue when they are done, not before: an
+        interrupt may come between any two steps, and the next thread finds them there.
+        """
+        if self._tried is not None:
+            section, tried = self._tried
+            for write in tried if section.is_committed else ():  # its thread was interrupted right after that
+                write.is_done = True
+        queue = self._queue
+        queued = [queue[index] for index in range(min(len(queue), _MAX_WRITES))]
+        if writes := [write for write in queued if not write.is_done]:
+            self._commit(writes)
+        self._tried = None
+        while queue and queue[0].is_done:
+            queue.popleft()
+
     def _commit(self, writes: list[_Write[Any]]) -> None:
-        """Commit, in the turn of this thread."""
         try:
             try:
                 self._try(writes, self._call)
             except _Undone:
                 if len(writes) > 1:
-                    for write in writes:
-                        write.error = None
                     self._try(writes, self._call_with_savepoint)
         except Exception as error:  # noqa: BLE001  # raised by `run` of each
             for write in writes:
                 write.error = error
-        except BaseException:  # Ctrl-C is for this thread alone
-            for write in writes:
-                write.error = StoreError("interrupted while it was written", hint="try again")
-            raise
-        finally:
-            for write in writes:
-                write.is_done = True
+        for write in writes:
+            write.is_done = True
 
     def _try(self, writes: list[_Write[Any]], call: Callable[[Execute, _Write[Any]], None]) -> None:
         database = self._database
-        is_durable = any(write.durable for write in writes)
-        with database.db_lock(), database.transaction(durable=is_durable) as execute:
-            for write in writes:
-                call(execute, write)
+        is_durable = True in [write.durable for write in writes]  # a generator, dropped, would swallow an interrupt
+        with database.db_lock():
+            section = database.transaction(durable=is_durable)
+            self._tried = section, writes
+            with section as execute:
+                for write in writes:
+                    write.error = None
+                    call(execute, write)
 
     @staticmethod
     def _call(execute: Execute, write: _Write[Any]) -> None:

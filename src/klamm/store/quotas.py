@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING
 
 from klamm.errors import InvalidSetting, NotAStore
 from klamm.store.database import REBUILD_BY_HAND
-from klamm.store.features import QUOTAS, Features
+from klamm.store.features import QUOTAS
+from klamm.store.later_table import LaterTable
 from klamm.store.rows import crc
 
 if TYPE_CHECKING:
     from klamm.store.catalog import Catalog
-    from klamm.store.database import Database, Execute
+    from klamm.store.database import Database
 
 __all__ = [
     "CLIENT_ID",
@@ -69,12 +70,14 @@ _FRACTION = 1e-6
 _SMALLEST = 1e-6  # with a smaller rate, a debt would outlast the range of the clock
 MAX_NAME_BYTES = 1024
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS client_quotas (
+_TABLE = LaterTable(
+    "client_quotas",
+    """
     entity TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, changed_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
     PRIMARY KEY (entity, name)
-) WITHOUT ROWID
-"""
+    """,
+    QUOTAS,
+)
 _COLUMNS = "entity, name, value, changed_ms"
 
 
@@ -147,7 +150,7 @@ class Quotas:
     def all(self) -> dict[Entity, dict[str, float]]:
         """Return the quotas of each entity, by name."""
         with self._database.reading() as execute:
-            if not _has_table(execute):
+            if not _TABLE.exists(execute):
                 return {}
             rows = execute(f"SELECT {_COLUMNS}, crc FROM client_quotas ORDER BY entity, name").fetchall()
         quotas: dict[Entity, dict[str, float]] = {}
@@ -165,7 +168,7 @@ class Quotas:
                 validate_quota(entity, name, value)
         now_ms = time.time_ns() // 1_000_000
         with self._database.db_lock(), self._database.transaction() as execute:
-            self._make_table(execute)
+            _TABLE.make(self._catalog, execute)
             for entity, values in changes:
                 text = json.dumps(dict(entity), ensure_ascii=False)
                 for name, value in values.items():
@@ -176,19 +179,11 @@ class Quotas:
                     statement = f"INSERT OR REPLACE INTO client_quotas ({_COLUMNS}, crc) VALUES (?, ?, ?, ?, ?)"
                     execute(statement, (*row, crc(*row)))
 
-    def _make_table(self, execute: Execute) -> None:
-        if _has_table(execute):
-            return
-        execute(_SCHEMA)
-        features = Features.parse(str(self._catalog.meta(execute, "features")))
-        features = features._replace(compatible=features.compatible | QUOTAS)
-        self._catalog.set_meta(execute, "features", str(features))
-
 
 def check(database: Database) -> list[str]:
     """Return what is wrong with the rows."""
     with database.reading() as execute:
-        if not _has_table(execute):
+        if not _TABLE.exists(execute):
             return []
         rows = execute(f"SELECT {_COLUMNS}, crc FROM client_quotas").fetchall()
     return [f"client_quotas: the row of {row[0]}: the checksum is wrong" for row in rows if crc(*row[:-1]) != row[-1]]
@@ -196,8 +191,3 @@ def check(database: Database) -> list[str]:
 
 def _parse(text: str) -> Entity:
     return tuple(sorted(json.loads(text).items()))
-
-
-def _has_table(execute: Execute) -> bool:
-    found = execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'client_quotas'").fetchone()
-    return found is not None

@@ -8,7 +8,7 @@ duration: "7d", "1h30m" or a timedelta.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -181,6 +181,23 @@ class Settings:
     def of(cls, overrides: Mapping[str, Value], *, where: str = "") -> Settings:
         """Return the defaults, with `overrides` by Kafka's names. Messages of InvalidSetting start with `where`."""
         return cls().changed(overrides, where=where)
+
+    @classmethod
+    def described(cls, was_set: Collection[str], values: Mapping[str, str]) -> Settings:
+        """Return those that a server describes: it has others, too, and other defaults for some."""
+        known: dict[str, Value] = {}
+        defaults: dict[str, Value] = {}
+        for name, value in values.items():
+            if name in SETTINGS:
+                try:
+                    parsed = SETTINGS[name].parse(value)
+                except InvalidSetting:
+                    continue
+                (known if name in was_set else defaults)[name] = parsed
+        settings = cls.of(known)
+        for name, default in defaults.items():
+            settings = settings.defaulted(name, default)
+        return settings
 
     def changed(self, changes: Mapping[str, Value], resets: Iterable[str] = (), *, where: str = "") -> Settings:
         """Return these settings with `changes` applied and `resets` reset to their defaults."""

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from klamm.errors import InvalidSetting, NotAStore
 from klamm.store.database import REBUILD_BY_HAND
-from klamm.store.features import USERS, Features
+from klamm.store.features import USERS
+from klamm.store.later_table import LaterTable
 from klamm.store.rows import crc
 from klamm.store.scram import DEFAULT_ITERATIONS, MECHANISMS, Credential, derive
 
@@ -35,13 +36,15 @@ __all__ = ["MAX_NAME_BYTES", "User", "Users", "check", "validate_password", "val
 MAX_NAME_BYTES = 255
 _MAX_PASSWORD_BYTES = 1024
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS scram_credentials (
+_TABLE = LaterTable(
+    "scram_credentials",
+    """
     user TEXT NOT NULL, mechanism TEXT NOT NULL, salt BLOB NOT NULL, iterations INTEGER NOT NULL,
     stored_key BLOB NOT NULL, server_key BLOB NOT NULL, changed_ms INTEGER NOT NULL, crc INTEGER NOT NULL,
     PRIMARY KEY (user, mechanism)
-) WITHOUT ROWID
-"""
+    """,
+    USERS,
+)
 _DECOY_SECRET = "decoy_secret"  # in meta
 _COLUMNS = "user, mechanism, salt, iterations, stored_key, server_key, changed_ms"
 
@@ -83,7 +86,7 @@ class Users:
     def find(self, name: str) -> dict[str, Credential]:
         """Return the credentials of a user, by mechanism; none if there is no such user."""
         with self._database.reading() as execute:
-            if not _has_table(execute):
+            if not _TABLE.exists(execute):
                 return {}
             query = f"SELECT {_COLUMNS}, crc FROM scram_credentials WHERE user = ?"
             rows = execute(query, (name,)).fetchall()
@@ -92,7 +95,7 @@ class Users:
     def all(self) -> list[User]:
         """Return all users, by name."""
         with self._database.reading() as execute:
-            if not _has_table(execute):
+            if not _TABLE.exists(execute):
                 return []
             rows = execute(f"SELECT {_COLUMNS}, crc FROM scram_credentials ORDER BY user, mechanism").fetchall()
         users: dict[str, User] = {}
@@ -106,7 +109,7 @@ class Users:
     def credentials(self) -> list[tuple[str, Credential]]:
         """Return all credentials, each with its user; damaged ones are left out."""
         with self._database.reading() as execute:
-            if not _has_table(execute):
+            if not _TABLE.exists(execute):
                 return []
             rows = execute(f"SELECT {_COLUMNS}, crc FROM scram_credentials ORDER BY user, mechanism").fetchall()
         return [(row[0], _credential(row)) for row in rows if crc(*row[:-1]) == row[-1]]
@@ -168,18 +171,13 @@ class Users:
     def _make_table(self, execute: Execute) -> None:
         if not self._catalog.meta(execute, _DECOY_SECRET, 0):
             self._catalog.set_meta(execute, _DECOY_SECRET, os.urandom(32).hex())
-        if _has_table(execute):
-            return
-        execute(_SCHEMA)
-        features = Features.parse(str(self._catalog.meta(execute, "features")))
-        features = features._replace(compatible=features.compatible | USERS)
-        self._catalog.set_meta(execute, "features", str(features))
+        _TABLE.make(self._catalog, execute)
 
 
 def check(database: Database) -> list[str]:
     """Return what is wrong with the rows."""
     with database.reading() as execute:
-        if not _has_table(execute):
+        if not _TABLE.exists(execute):
             return []
         rows = execute(f"SELECT {_COLUMNS}, crc FROM scram_credentials").fetchall()
     return [
@@ -187,15 +185,10 @@ def check(database: Database) -> list[str]:
     ]
 
 
-def _has_table(execute: Execute) -> bool:
-    found = execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'scram_credentials'").fetchone()
-    return found is not None
-
-
 def _mechanisms(execute: Execute, name: str) -> list[str]:
     """Return the mechanisms of a user. Raise InvalidSetting if there is no such user."""
     query = "SELECT mechanism FROM scram_credentials WHERE user = ? ORDER BY mechanism"
-    found = [row[0] for row in execute(query, (name,)).fetchall()] if _has_table(execute) else []
+    found = [row[0] for row in execute(query, (name,)).fetchall()] if _TABLE.exists(execute) else []
     if not found:
         raise InvalidSetting(f"user: there is no user {name!r}", hint="klamm user list shows all")
     return found

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 from klamm.batch import Record
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
 from klamm.cluster.kafka_admin import KafkaAdmin
-from klamm.cluster.kafka_errors import ELECTING, error_of, name_of, raised_error, translated
-from klamm.cluster.record_stream import known_offset
+from klamm.cluster.kafka_errors import ELECTING, error_of, fatal_error, name_of, translated
 from klamm.errors import Aborted, Fenced, InvalidSetting, LogError, Unreachable
 from klamm.transfer.chunk import Chunk, GroupOffsets, Source, SourceTopic, records_of
 from klamm.transfer.copied_offsets import COPIES, CopiedOffsets, Run, runs_of
@@ -30,6 +29,7 @@ __all__ = ["KafkaTarget"]
 
 _TIMEOUT_S = 60.0
 _CLOSING_S = 10.0
+_FETCH_WAIT_MS = 20  # so long a server has nothing to send before it says where a partition ends
 _TRANSACTION_MS = 60_000  # librdkafka's default
 _COMMIT_RECORDS = 50_000
 _COMMIT_S = 1.0
@@ -53,7 +53,8 @@ class _Partition:
     def delivered(self, error: Any, message: Any) -> None:
         """Take in what became of a record."""
         if error is None:
-            self._delivered.append(known_offset(message))
+            offset = message.offset()
+            self._delivered.append(-1 if offset is None else offset)
         else:
             self._on_error(error)
 
@@ -145,6 +146,7 @@ class KafkaTarget:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
         }
         messages: list[Any] = []
         deadline = time.monotonic() + _TIMEOUT_S
@@ -218,10 +220,16 @@ class KafkaTarget:
         if state is None:
             state = self._open[chunk.partition] = _Partition(chunk.start, self._note)
         records = records_of(chunk, chunk.start)
-        sent = state.sent
+        sent, produce, delivered = state.sent, self._producer.produce, state.delivered
         for record in records:
             sent.append(record.offset)
-            self._produce(state, record)
+            if record.timestamp == 0 or record.headers:
+                self._produce(state, record)
+                continue
+            try:  # in the order of its parameters: this is the loop that a copy spends its time in
+                produce(record.topic, record.value, record.key, record.partition, delivered, None, record.timestamp)
+            except (BufferError, self._kafka.KafkaException):
+                self._produce(state, record)
         state.end = chunk.end
         self._count += len(records)
         if self._count >= _COMMIT_RECORDS or time.monotonic() - self._began >= _COMMIT_S:
@@ -314,9 +322,12 @@ class KafkaTarget:
         """Let librdkafka call back, for at most so long."""
         try:
             return function(wait_s)
-        except (self._kafka.KafkaException, SystemError) as error:  # a fatal error
+        except (self._kafka.KafkaException, SystemError) as error:
             self._give_up_lost()
-            self._fail(raised_error(error))
+            fatal = fatal_error(error)
+            if fatal is None:
+                raise
+            self._fail(fatal)
 
     def _give_up_lost(self) -> None:
         """Raise why the transaction takes no more records: librdkafka says it to one that begins another."""

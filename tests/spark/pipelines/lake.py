@@ -1,7 +1,8 @@
-"""Tables of archives as other programs read them: Delta by deltalake, Iceberg by pyiceberg, both counted by DuckDB."""
+"""Tables of archives as others read them: Delta by deltalake and by Spark, Iceberg by pyiceberg, both by DuckDB."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,67 @@ def versions(folder: Path, kind: str) -> int:
     return len(list((folder / "metadata").glob("*.metadata.json")))
 
 
-def table_rows(folder: Path, kind: str, version: int = -1) -> list[Row]:
-    """Return what readers of the table have, as `topic_rows` has it; the partition column is the day."""
+def read_by_duckdb(folder: Path, kind: str, version: int = -1) -> list[Row]:
+    """Return what DuckDB finds in a version of a table."""
     import duckdb
 
+    if kind == "delta":
+        import deltalake
+
+        connection = duckdb.connect()
+        table = deltalake.DeltaTable(folder, version=None if version < 0 else version)
+        connection.register("rows", table.to_pyarrow_dataset())
+    else:
+        table = iceberg(folder)
+        connection = table.scan(snapshot_id=table.metadata.snapshots[version].snapshot_id).to_duckdb("rows")
+    with connection:
+        return _rows(connection.execute(f"SELECT {_COLUMNS.format('epoch_ms')} FROM rows").fetchall())
+
+
+def read_by_spark(session: Any, folder: Path, version: int = -1) -> list[Row]:
+    """Return what Delta Lake for Spark finds in a version of a table; `session`: see `delta_session`."""
+    options = {} if version < 0 else {"versionAsOf": version}
+    frame = session.read.format("delta").options(**options).load(str(folder))
+    columns = _COLUMNS.format("unix_millis").replace('"', "`")
+    return _rows(frame.selectExpr(*columns.split(", ")).collect())
+
+
+_COLUMNS = 'partition, "offset", {}(timestamp), key, value, headers, "timestampType"'
+
+
+def _rows(found: Iterable[Any]) -> list[Row]:
+    rows = []
+    for partition, offset, timestamp, key, value, headers, kind in found:
+        pairs = tuple((each["key"], _bytes(each["value"])) for each in headers or ())
+        rows.append((partition, offset, timestamp, _bytes(key), _bytes(value), pairs, kind))
+    return sorted(rows)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def delta_session(spark: Any) -> Any:
+    """Return a session of the same Spark that can read Delta: with its extension, which the other one lacks."""
+    from pyspark.sql import SparkSession
+
+    context, jvm = spark.sparkContext, spark.sparkContext._jvm
+    conf = context._jsc.sc().conf()
+    conf.set("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    try:
+        options = {
+            **{name: value for name, value in spark.conf.getAll.items() if spark.conf.isModifiable(name)},
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.databricks.delta.snapshotPartitions": "1",
+        }
+        session = jvm.org.apache.spark.sql.classic.SparkSession(context._jsc.sc(), options)
+    finally:
+        conf.remove("spark.sql.extensions")
+    return SparkSession(context, jsparkSession=session)
+
+
+def table_rows(folder: Path, kind: str, version: int = -1) -> list[Row]:
+    """Return what readers of the table have, as `topic_rows` has it; the partition column is the day."""
     rows = read(folder, kind, version)
     found = []
     for row in rows.to_pylist():
@@ -51,9 +109,9 @@ def table_rows(folder: Path, kind: str, version: int = -1) -> list[Row]:
         found.append(
             (row["partition"], row["offset"], timestamp, row["key"], row["value"], headers, row["timestampType"])
         )
-    query = 'SELECT count(*), count(DISTINCT (partition, "offset")) FROM rows'
-    assert duckdb.connect().register("rows", rows).execute(query).fetchall() == [(len(found), len(found))]
-    return sorted(found)
+    found.sort()
+    assert read_by_duckdb(folder, kind, version) == found
+    return found
 
 
 def delete_rows(folder: Path, path: str, positions: list[int]) -> None:

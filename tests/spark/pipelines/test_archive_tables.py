@@ -21,7 +21,8 @@ from klamm.spark.pipelines import archive, reset_pipeline, restore
 from klamm.spark.pipelines.delta_table import DeltaTable
 from klamm.spark.pipelines.iceberg_table import IcebergTable
 from tests.crash.cases import seed_of
-from tests.spark.pipelines.lake import FORMATS, read, table_rows, versions
+from tests.spark.conftest import delta_is_here
+from tests.spark.pipelines.lake import FORMATS, delta_session, read, read_by_spark, table_rows, versions
 from tests.spark.pipelines.test_archive import FITS, NEW_YEAR, UNFIT, topic_rows
 from tests.spark.pipelines.test_without_spark import Died, fill
 
@@ -154,7 +155,7 @@ def _die_when_decided(journal: Any, **_: bool) -> None:
     [("delta", 3), ("iceberg", 2), *(pytest.param(kind, 50, marks=pytest.mark.soak) for kind in FORMATS)],
 )
 def test_a_process_that_is_killed_again_and_again_leaves_a_table_with_each_record_once(
-    store: klamm.Store, tmp_path: Path, kind: str, kills: int
+    request: pytest.FixtureRequest, store: klamm.Store, tmp_path: Path, kind: str, kills: int
 ) -> None:
     dice = random.Random(seed_of())
     store.topics.create("orders", 2, {"retention.ms": -1})
@@ -176,6 +177,9 @@ def test_a_process_that_is_killed_again_and_again_leaves_a_table_with_each_recor
         fill(store, 100 + kill * 40, 40)
     archive(None, store.path, "orders", out)
     assert table_rows(out, kind) == topic_rows(store, "orders")
+    if kind == "delta" and kills > 3 and delta_is_here():
+        session = delta_session(request.getfixturevalue("spark"))
+        assert read_by_spark(session, out) == topic_rows(store, "orders")
 
 
 @formats

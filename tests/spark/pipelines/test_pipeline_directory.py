@@ -9,9 +9,8 @@ import pytest
 
 import klamm
 from klamm.errors import InvalidSetting, NewerFormat, NotAStore
-from klamm.spark.pipelines import archive, checkpoint
+from klamm.spark.pipelines import checkpoint
 from klamm.spark.pipelines.pipeline_directory import OURS, PipelineDirectory
-from klamm.spark.pipelines.query_runner import source
 
 ONE = {"pipeline": "archive", "store": "s1", "topics": {"orders": "t1"}}
 
@@ -53,14 +52,6 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         PipelineDirectory.take(tmp_path / "letters.txt", ONE, {})
     with pytest.raises(InvalidSetting, match="is not a folder of this machine"):
         PipelineDirectory.take("s3://bucket/x", ONE, {})
-
-
-@pytest.mark.parametrize("address", ["klamm://host:9092", "kafka://host:9092"])
-def test_a_pipeline_takes_the_folder_of_a_store_not_an_address(tmp_path: Path, address: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"{address}: is not a folder of this machine .give a folder"):
-        archive(None, address, "orders", tmp_path / "archive")
-    with pytest.raises(InvalidSetting, match=f"{address}: is not a folder of this machine"):
-        source(address, "orders")
 
 
 def test_a_claim_that_was_edited_is_told(tmp_path: Path) -> None:

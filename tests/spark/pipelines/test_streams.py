@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import klamm.spark
 from klamm.spark.pipelines.query_runner import drain, duration
 from tests.crash.cases import seed_of
 from tests.procs import until
+from tests.serving import Serving, restartable
 from tests.spark.pipelines import test_aggregate, test_deduplicate, test_join
 from tests.spark.pipelines.reference import NO_RETENTION, START_MS, contents, orders, send
 from tests.spark.pipelines.stream_driver import pipelines
@@ -111,10 +113,24 @@ def test_reports_of_other_queries_are_left_out_and_the_listener_goes_with_the_qu
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("kills", "door"),
+    [
+        (1, "server"),
+        pytest.param(10, "server", marks=pytest.mark.soak),
+        pytest.param(10, "directory", marks=pytest.mark.soak),
+    ],
+)
 def test_a_driver_that_is_killed_leaves_nothing_out_and_nothing_twice(
-    spark: Any, store: klamm.Store, kills: int
+    spark: Any, store: klamm.Store, tmp_path: Path, kills: int, door: str
 ) -> None:
+    with restartable(Path(store.path)) if door == "server" else nullcontext() as server:
+        _kill_drivers(spark, store, tmp_path, kills, server)
+
+
+def _kill_drivers(spark: Any, store: klamm.Store, tmp_path: Path, kills: int, server: Serving | None) -> None:
+    """And the server, if there is one."""
+    where = store.path if server is None else f"klamm://{server.address}"
     dice = random.Random(seed_of())
     count = MOST * 4 * kills
     sent: dict[str, list[Any]] = {"orders": [], "payments": []}
@@ -128,13 +144,18 @@ def test_a_driver_that_is_killed_leaves_nothing_out_and_nothing_twice(
             if number % 20 == 7:
                 events[-1] = event._replace(value=b"{", key=None, headers=())
         send(store, name, events)
+    for name in OUTPUTS[:3]:  # a server that is killed begins a segment: what has times of long ago would expire
+        store.topics.create(name, 1, NO_RETENTION)
     for _ in range(kills):
         before = written(store)
-        with driver(DRIVER, store.path, MOST) as process:
+        with driver(DRIVER, where, tmp_path, MOST) as process:
             wait_for(lambda before=before: written(store) > before, process)  # type: ignore[misc]
+            if server is not None:
+                server.kill()
+                server.begin()
             with pytest.raises(subprocess.TimeoutExpired):  # anywhere in the next micro-batches
                 process.wait(dice.random() / 2)
-    reports = [run() for run in pipelines(spark, store.path, MOST)]
+    reports = [run() for run in pipelines(spark, where, str(tmp_path), MOST)]
     assert all(report.batches for report in reports)
 
     windows = test_aggregate.Windows(

@@ -173,7 +173,7 @@ class Consumer(StoreHandle, Generic[T], by="store.consumer(…)", of=Core):
                 if records is None:
                     return
                 current = self._current = iter(records)
-                if is_over():  # meanwhile; if it ends later, `_current` tells
+                if is_over():  # since the records were read; if it ends later, `_current` tells
                     return
                 if session.member is None:
                     for record in current:

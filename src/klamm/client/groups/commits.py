@@ -326,7 +326,7 @@ class Commits:
 
     def _complete(self, tp: TopicPartition, end: int) -> None:
         self.stored[tp] = end
-        with self._since_mutex:  # or what is returned meanwhile would not count as handed out
+        with self._since_mutex:  # else a record that a poll returns at this moment would not count as handed out
             handed = self._engine.handed_out(tp)
             if handed is None or (handed.offset <= end and not handed.has_more):
                 self.since.pop(tp, None)

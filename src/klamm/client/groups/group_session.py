@@ -204,7 +204,7 @@ class GroupSession:
         partitions = open_partitions(self._core, tps)
         stored = self.commits.load(tps)
         assert self.member is not None
-        # What the watchdog gave up meanwhile was not looked up; the next look tells that it is lost.
+        # What the watchdog has given up since was not looked up; the next look reports it as lost.
         partitions = {tp: each for tp, each in partitions.items() if self.member.owns(*tp)}
         found = {
             tp: resume_at(partition, stored[tp]) if tp in stored else self._first(session, tp, partition)

@@ -279,7 +279,7 @@ class Materialised:
             for each in wanted:
                 progress = self.updater.partitions[each.log_index]
                 progress.position = db.position(progress.partition.number) or progress.beginning()
-        except Exception:  # noqa: BLE001  # its files went meanwhile: it is opened again
+        except Exception:  # noqa: BLE001  # its files were removed: it is opened again
             self._follow()
             return wanted
         return self._left(wanted)

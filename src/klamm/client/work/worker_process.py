@@ -143,7 +143,7 @@ class WorkerProcess:
             try:
                 process.kill()
             except ValueError:
-                pass  # buried meanwhile
+                pass  # it has ended, and another thread has closed it
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.options import is_loopback
 from klamm.console.pages.frame import Page, badge, cell, note, table
 from klamm.console.pages.record_html import json_tree
+from klamm.html import Html, el, join
 
 __all__ = ["CONNECTIONS", "count_connections"]
 
@@ -173,5 +173,6 @@ CONNECTIONS = Page(
         if console.options.server
         else console.command("who")
     ),
+    is_same=False,  # without a server, it is the closest there is
     is_live=True,
 )

@@ -12,13 +12,13 @@ from klamm.client.work.dead_letters import target_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.mask import HIDDEN
 from klamm.console.pages.frame import Page, bar, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import VALUE_KINDS, check_changes, form_value, value_area, value_as_typed
 from klamm.console.pages.record_html import value_html
 from klamm.console.pages.topic import chosen_partitions, view_of
 from klamm.errors import KlammError
+from klamm.html import Html, el, join
 from klamm.where import Where, offset_in
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ DEAD_LETTERS = Page(
     title=lambda visit: "Dead letters",
     read=read_dead_letters,
     render=render_dead_letters,
-    command=lambda console, visit: console.command("dlq", "list", "TOPIC"),
-    is_same=False,
+    command=lambda console, visit: console.command("dlq", "list"),
     is_live=True,
 )
 
@@ -336,8 +335,8 @@ def _words(console: Console, visit: Visit) -> str:
     words: list[object] = ["dlq", "redrive" if visit.one("plan") else "list", visit.params["topic"]]
     if visit.one("plan"):
         words.append("--dry-run")
-        for name in ("error", "limit", "to", "rate"):
-            words += [f"--{name}", visit.one(name)] if visit.one(name) else []
+    for name in ("error", "limit", "to", "rate") if visit.one("plan") else ("error",):
+        words += [f"--{name}", visit.one(name)] if visit.one(name) else []
     return console.command(*words)
 
 
@@ -471,8 +470,8 @@ LETTER = Page(
     read=read_letter,
     render=render_letter,
     command=lambda console, visit: console.command(
-        *("dlq", "redrive", visit.params["topic"]),
-        *("--letter", f"{visit.params['partition']}/{visit.params['offset']}", "--dry-run"),
+        *("dlq", "list", visit.params["topic"]),
+        *("--letter", f"{visit.params['partition']}/{visit.params['offset']}"),
     ),
     on_error=lambda console, visit: render_letter(console, visit, read_letter(console, visit)),
 )

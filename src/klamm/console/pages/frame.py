@@ -6,7 +6,6 @@ them. A live page is rendered again every few seconds, and what changed is sent 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,9 +18,9 @@ from urllib.parse import quote
 
 from klamm.console.board import LIFE_TOPIC
 from klamm.console.context import Console, Visit
-from klamm.console.html import Child, Html, el, join
 from klamm.console.text import moment
 from klamm.errors import KlammError
+from klamm.html import Child, Html, el, join
 
 __all__ = [
     "Page",
@@ -29,7 +28,6 @@ __all__ = [
     "bar",
     "card",
     "cell",
-    "chart",
     "field",
     "frame",
     "name_filter",
@@ -86,6 +84,10 @@ class Page:
     @property
     def api_path(self) -> str:
         return "/api/overview" if self.path == "/" else f"/api{self.path}"
+
+    def twin(self, console: Console, visit: Visit) -> dict[str, Any]:
+        """Return what the view shows, as values of JSON."""
+        return {name: value for name, value in self.read(console, visit).items() if not name.startswith("_")}
 
 
 def topic_address(topic: str, rest: str = "") -> str:
@@ -180,58 +182,6 @@ def name_filter(visit: Visit, what: str, count: int) -> Html | None:
         role="search",
         aria_label=f"Filter {what}s",
     )
-
-
-def chart(
-    points: Sequence[tuple[int, float | None]],
-    *,
-    label: str,
-    unit: str,
-    second: Sequence[float | None] = (),
-    names: str = "in,out",
-    marks: Sequence[tuple[int, str]] = (),
-) -> Html:
-    """Return a line over time as SVG, which needs no script; with script, uPlot draws it with axes. None is a gap.
-
-    `marks` are moments with what happened then, drawn across the chart.
-    """
-    width, height = 640, 96
-    first = [value for _, value in points]
-    most = max((value for value in [*first, *second] if value is not None), default=0) or 1
-    begin, span = (points[0][0], max(1, points[-1][0] - points[0][0])) if points else (0, 1)
-
-    def lines(values: Sequence[float | None], kind: str) -> list[Html]:
-        runs: list[list[str]] = [[]]
-        for (time_ms, _), value in zip(points, values, strict=False):
-            if value is None:
-                runs.append([])
-            else:
-                x, y = (time_ms - begin) / span * width, height - 2 - value / most * (height - 6)
-                runs[-1].append(f"{x:.1f},{y:.1f}")
-        return [el("polyline", points=" ".join(run), class_=kind) for run in runs if len(run) > 1]
-
-    inside = [mark for mark in marks if begin <= mark[0] <= begin + span]
-    drawn = el(
-        "svg",
-        [_mark((time_ms - begin) / span * width, height, what) for time_ms, what in inside],
-        lines(first, "line"),
-        lines(second, "line second") if second else None,
-        viewBox=f"0 0 {width} {height}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-    )
-    series: list[list[float | None]] = [[time_ms / 1000 for time_ms, _ in points], first]
-    if second:
-        series.append(list(second))
-    given = {"data_chart": json.dumps(series), "data_unit": unit, "data_names": names}
-    if inside:
-        given["data_marks"] = json.dumps([[time_ms / 1000, what] for time_ms, what in inside])
-    return el("div", drawn, class_="chart", **given)
-
-
-def _mark(x: float, height: int, what: str) -> Html:
-    return el("line", el("title", what), x1=f"{x:.1f}", x2=f"{x:.1f}", y1=0, y2=height, class_="mark-line")
 
 
 # ---- the frame

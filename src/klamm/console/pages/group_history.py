@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from klamm.charts import line_chart
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.history import with_gaps
-from klamm.console.html import Html, el, join
-from klamm.console.pages.frame import cell, chart, table
+from klamm.console.pages.frame import cell, table
 from klamm.console.rebalances import Rebalance
 from klamm.console.sampler import TREND_S, GroupPoint
+from klamm.html import Html, el, join
 
 __all__ = ["SPANS", "group_history", "history_html", "last_rate", "rebalances_table"]
 
@@ -76,11 +77,11 @@ def history_html(visit: Visit, data: dict[str, Any]) -> Html:
     key = [", with rebalances ", el("i", "marked", class_="key rebalance")] if marks else None
     figures = [
         el("figcaption", "in records", key),
-        chart(records, label="Lag in records over time", unit="", names="lag", marks=marks),
+        line_chart(records, label="Lag in records over time", unit="", names="lag", marks=marks),
     ]
     times = [
         el("figcaption", "in time: how old the oldest unread record is"),
-        chart(seconds, label="Lag in seconds over time", unit="s", names="lag", marks=marks),
+        line_chart(seconds, label="Lag in seconds over time", unit="s", names="lag", marks=marks),
     ]
     return join([title, el("div", el("figure", figures), el("figure", times), class_="figures")])
 

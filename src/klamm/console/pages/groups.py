@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, name_filter, note, table, topic_address
 from klamm.console.pages.group_history import SPANS, group_history, history_html, last_rate, rebalances_table
 from klamm.console.pages.overview import forecast, groups_table
 from klamm.console.pages.produce import check_changes
 from klamm.console.pages.rows import group_address, group_row, read_groups
+from klamm.html import Html, el, join
 from klamm.where import Where
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ def _name(visit: Visit) -> str:
     if not name:
         raise RequestError(400, "group: missing", "name it in the address: ?group=NAME")
     return name
+
+
+def _span(visit: Visit) -> str:
+    return visit.one("span") if visit.one("span") in SPANS else "30m"
 
 
 # ---- all groups
@@ -54,7 +58,7 @@ GROUPS = Page(
 
 def read_group(console: Console, visit: Visit) -> dict[str, Any]:
     group = console.store.groups.describe(_name(visit))
-    span_ms = SPANS[visit.one("span")] if visit.one("span") in SPANS else SPANS["30m"]
+    span_ms = SPANS[_span(visit)]
     points, rebalances = group_history(console, group.name, span_ms)
     return {
         **group_row(console, group),
@@ -179,7 +183,7 @@ GROUP = Page(
     title=lambda visit: f"Group {visit.one('group')}",
     read=read_group,
     render=render_group,
-    command=lambda console, visit: console.command("group", "show", visit.one("group")),
+    command=lambda console, visit: console.command("group", "show", visit.one("group"), "--history", _span(visit)),
     is_live=True,
 )
 
@@ -347,18 +351,19 @@ def reset(console: Console, form: Visit) -> str:
     return group_address(name)
 
 
+def _reset_words(console: Console, visit: Visit) -> str:
+    """Return the command that shows the plan and asks; without one, where the group is."""
+    if not visit.one("to"):
+        return console.command("group", "show", visit.one("group"))
+    topic = ("--topic", visit.one("topic")) if visit.one("topic") else ()
+    return console.command("group", "reset", visit.one("group"), "--to", visit.one("to"), *topic)
+
+
 RESET = Page(
     "/groups/reset",
     title=lambda visit: f"Reset {visit.one('group')}",
     read=read_reset,
     render=render_reset,
-    command=lambda console, visit: console.command(
-        "group",
-        "reset",
-        visit.one("group"),
-        "--to",
-        visit.one("to") or "WHERE",
-        *(("--topic", visit.one("topic")) if visit.one("topic") else ()),
-    ),
+    command=_reset_words,
     on_error=_reset_form,
 )

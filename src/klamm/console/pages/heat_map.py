@@ -9,11 +9,11 @@ from klamm.batch import Record
 from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Child, Html, el, join
 from klamm.console.pages.frame import Page, cell, note, table, topic_address
 from klamm.console.pages.topic import chosen_partitions, heading
 from klamm.console.record_search import search
 from klamm.console.volume import count_volume
+from klamm.html import Child, Html, el, join
 
 __all__ = ["HEAT_MAP"]
 
@@ -145,6 +145,5 @@ HEAT_MAP = Page(
     title=lambda visit: f"Heat map of {visit.params['topic']}",
     read=read_heat_map,
     render=render_heat_map,
-    command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
-    is_same=False,
+    command=lambda console, visit: console.command("topic", "heat", visit.params["topic"]),
 )

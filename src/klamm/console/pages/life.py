@@ -7,8 +7,8 @@ from typing import Any
 from klamm.console import text
 from klamm.console.board import LIFE_TOPIC
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, note, topic_address
+from klamm.html import Html, el, join
 
 __all__ = ["LIFE"]
 
@@ -78,7 +78,9 @@ LIFE = Page(
     title=lambda visit: "Life",
     read=read_life,
     render=render_life,
-    command=lambda console, visit: console.command("tail", LIFE_TOPIC, "-n", 50),
-    is_same=False,
+    command=lambda console, visit: text.command(
+        *("klamm", "life", console.path),
+        *(word for name in ("x", "y") if visit.one(name) for word in (f"--{name}", visit.one(name))),
+    ),
     is_live=True,
 )

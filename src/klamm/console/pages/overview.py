@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from klamm.api.summary import processes_of, removals_of
+from klamm.charts import line_chart
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.pages.connections import count_connections
-from klamm.console.pages.frame import Page, badge, bar, card, cell, chart, name_filter, note, table, topic_address
+from klamm.console.pages.frame import Page, badge, bar, card, cell, name_filter, note, table, topic_address
 from klamm.console.pages.rows import group_address, read_groups, read_topics
 from klamm.console.pages.transactions import read_transactions
 from klamm.console.pages.trouble import find_trouble
 from klamm.console.sampler import NEVER
+from klamm.html import Html, el, join
 
 __all__ = ["OVERVIEW", "TOPICS", "forecast", "groups_table"]
 
@@ -226,7 +227,7 @@ def render_overview(console: Console, visit: Visit, data: dict[str, Any]) -> Htm
             _trouble_note(data["trouble"]),
             cards,
             el("h2", "Records per second, ", el("i", "in", class_="key"), " and ", el("i", "out", class_="key second")),
-            chart(times, label="Records per second, in and out", unit="/s", second=outs)
+            line_chart(times, label="Records per second, in and out", unit="/s", second=outs)
             if len(times) > 2
             else el("p", "Measuring: the first points come in some seconds.", class_="empty"),
             el("h2", "Topics"),

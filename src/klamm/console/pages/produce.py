@@ -9,10 +9,10 @@ from klamm.client.plain import plain_bytes
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, exact, join
 from klamm.console.pages.frame import Page, field, note, select, topic_address
 from klamm.console.pages.topic import heading, read_record
 from klamm.errors import InvalidRecord
+from klamm.html import Html, el, exact, join
 
 if TYPE_CHECKING:
     from klamm.batch import Record
@@ -181,5 +181,6 @@ PRODUCE = Page(
     read=read_produce,
     render=render_produce,
     command=lambda console, visit: console.command("send", visit.params["topic"], "VALUE", "--key", "KEY"),
+    is_same=False,
     on_error=_typed_again,
 )

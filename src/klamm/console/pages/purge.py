@@ -7,10 +7,10 @@ from typing import Any
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.produce import check_changes
 from klamm.console.pages.topic import chosen_partitions, heading
+from klamm.html import Html, el, join
 from klamm.where import Where, fixed, is_named, is_positions, offset_in
 
 __all__ = ["PURGE", "purge"]
@@ -159,12 +159,15 @@ def purge(console: Console, form: Visit) -> str:
 
 
 def _words(console: Console, visit: Visit) -> str:
+    """Return the command that shows the plan and asks; without one, what the topic has."""
     before, number = visit.one("before"), visit.one("partition")
+    if not before:
+        return console.command("topic", "show", visit.params["topic"])
     return console.command(
         "topic",
         "purge",
         visit.params["topic"],
-        *(("--before", before) if before else ()),
+        *("--before", before),
         *(("--partition", number) if number else ()),
     )
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from klamm.console import text
-from klamm.console.html import Child, Html, el, join, visible
 from klamm.console.json_fields import columns_of, flatten
 from klamm.console.pages.frame import cell, table, topic_address
+from klamm.html import Child, Html, el, join, visible
 
 if TYPE_CHECKING:
     from klamm.batch import Record

@@ -6,11 +6,11 @@ from typing import Any
 
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.json_fields import MOST_FIELDS, field_uses
 from klamm.console.pages.frame import Page, badge, bar, cell, field, note, table, topic_address
 from klamm.console.pages.topic import chosen_partitions, heading
 from klamm.console.record_search import search
+from klamm.html import Html, el, join
 from klamm.where import Where
 
 __all__ = ["SCHEMA"]
@@ -109,9 +109,9 @@ def _drift(topic: str, row: dict[str, Any]) -> Html:
 
 
 def _words(console: Console, visit: Visit) -> str:
-    start = visit.one("from")
-    where = ("--from", start) if start else ("-n", visit.one("n") or _COUNT)
-    return console.command("tail", visit.params["topic"], *where)
+    start, count = visit.one("from"), visit.one("n")
+    where = (*(("--from", start) if start else ()), *(("-n", count) if count else ()))
+    return console.command("topic", "schema", visit.params["topic"], *where)
 
 
 SCHEMA = Page(
@@ -120,6 +120,5 @@ SCHEMA = Page(
     read=read_schema,
     render=render_schema,
     command=_words,
-    is_same=False,
     on_error=_top,
 )

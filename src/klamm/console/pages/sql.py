@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from klamm.charts import line_chart
 from klamm.console import text
 from klamm.console.child import run_child
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, exact, join
-from klamm.console.pages.frame import Page, bar, cell, chart, note, table
+from klamm.console.pages.frame import Page, bar, cell, note, table
 from klamm.console.pages.produce import check_changes
 from klamm.errors import NotInstalled
+from klamm.html import Html, el, exact, join
 from klamm.times import parse_time
 
 __all__ = ["SQL", "save_query"]
@@ -167,7 +168,7 @@ def _chart(data: dict[str, Any]) -> Html | None:
     points = [(time_ms or 0, _number(row.get(series[0]))) for time_ms, row in ordered]
     second = [_number(row.get(series[1])) for _, row in ordered] if len(series) > 1 else ()
     names = ",".join(name.replace(",", " ") for name in series)
-    return chart(points, label=f"{' and '.join(series)} over {columns[0]}", unit="", second=second, names=names)
+    return line_chart(points, label=f"{' and '.join(series)} over {columns[0]}", unit="", second=second, names=names)
 
 
 def _rows_table(data: dict[str, Any]) -> Html:

@@ -6,14 +6,16 @@ import json
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from klamm.charts import columns
 from klamm.console import text
 from klamm.console.context import Visit
-from klamm.console.html import Html, el
 from klamm.console.volume import Volume
+from klamm.html import Html, el
 
 __all__ = ["STRETCHES", "read_timeline", "timeline_html"]
 
 STRETCHES = 90
+_SIZE = 720, 56
 _LINKS = 6
 _KEPT = ("partition", "key", "contains", "header", "where", "view", "n")
 
@@ -28,22 +30,8 @@ def timeline_html(visit: Visit, data: dict[str, Any]) -> Html | None:
     edges, counts = data["edges_ms"], data["records"]
     if len(counts) < 2:
         return None
-    width, height = 720, 56
-    most = max(counts) or 1
-    step = width / len(counts)
-    bars = [
-        el(
-            "rect",
-            x=f"{number * step:.2f}",
-            y=f"{height - count / most * height:.2f}",
-            width=f"{max(0.5, step - 0.6):.2f}",
-            height=f"{count / most * height:.2f}",
-        )
-        for number, count in enumerate(counts)
-        if count
-    ]
     label = f"Records over time, {text.moment(edges[0])} to {text.moment(edges[-1])}"
-    drawn = el("svg", bars, viewBox=f"0 0 {width} {height}", preserveAspectRatio="none", role="img", aria_label=label)
+    drawn = columns(counts, *_SIZE, label)
     kept = {name: value for name in _KEPT if (value := visit.one(name))}
     base = f"{visit.path}?{urlencode(kept)}{'&' if kept else ''}from="
     chart = el(

@@ -14,13 +14,13 @@ from klamm.client.subscription import open_partitions
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, card, cell, field, note, select, table, topic_address
 from klamm.console.pages.record_html import VIEWS, records_table, value_html
 from klamm.console.pages.timeline import STRETCHES, read_timeline, timeline_html
 from klamm.console.record_search import SearchResult, search
 from klamm.console.volume import count_volume
 from klamm.errors import InvalidSetting, UnknownTopic
+from klamm.html import Html, el, join
 from klamm.log import segment
 from klamm.types import TopicPartition
 from klamm.where import Where
@@ -492,5 +492,5 @@ ABOUT = Page(
     title=lambda visit: f"{visit.params['topic']}: partitions and settings",
     read=read_about,
     render=render_about,
-    command=lambda console, visit: console.command("topic", "show", visit.params["topic"]),
+    command=lambda console, visit: console.command("topic", "show", visit.params["topic"], "--all"),
 )

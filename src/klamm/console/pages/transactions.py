@@ -7,9 +7,9 @@ from typing import Any
 from klamm.console import text
 from klamm.console.context import Console, Visit
 from klamm.console.errors import RequestError
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, cell, table
 from klamm.console.pages.produce import check_changes
+from klamm.html import Html, el, join
 
 __all__ = ["TRANSACTIONS", "abort", "is_overdue", "read_transactions"]
 

@@ -10,11 +10,11 @@ from typing import Any
 from klamm.api.summary import processes_of, removals_of
 from klamm.console import text
 from klamm.console.context import Console, Visit
-from klamm.console.html import Html, el, join
 from klamm.console.pages.frame import Page, badge, cell, table, topic_address
 from klamm.console.pages.rows import group_address, read_groups, read_topics
 from klamm.console.pages.transactions import is_overdue, read_transactions
 from klamm.console.sampler import NEVER, Stall
+from klamm.html import Html, el, join
 
 __all__ = ["TROUBLE", "find_trouble", "read_trouble"]
 
@@ -153,7 +153,6 @@ TROUBLE = Page(
     title=lambda visit: "Trouble",
     read=read_trouble,
     render=render_trouble,
-    command=lambda console, visit: text.command("klamm", "info", console.path),
-    is_same=False,
+    command=lambda console, visit: text.command("klamm", "trouble", console.path, "--look", f"{STALL_MS // 1000}s"),
     is_live=True,
 )

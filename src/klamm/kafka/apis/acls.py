@@ -56,7 +56,10 @@ async def describe_acls(broker: Broker, call: Call) -> Struct:
         code, message = code_and_message(failure)
         return response(error_code=code, error_message=message)
     resources: dict[tuple[int, str, int], Struct] = {}
+    turn = broker.large_requests.turn(call)
     for acl in acls:
+        if turn.is_over:
+            await turn.next()
         key = acl.resource_type, acl.resource_name, acl.pattern_type
         if key not in resources:
             resources[key] = response.Resource(resource_type=key[0], resource_name=key[1], pattern_type=key[2])
@@ -89,23 +92,32 @@ def _filter(requested: Struct) -> AclFilter:
 async def create_acls(broker: Broker, call: Call) -> Struct:
     creations = call.request.creations
     error = _error(broker, call, Operation.ALTER)
-    outcomes: list[Acl | ApiError] = [error or _acl(each) for each in creations]
-    acls = [each for each in outcomes if isinstance(each, Acl)]
+    outcomes: list[Acl | ApiError] = []
+    acls: list[Acl] = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    for creation in creations:
+        if turn.is_over:
+            await turn.next()
+        outcome = error or _acl(creation)
+        outcomes.append(outcome)
+        if isinstance(outcome, Acl):
+            acls.append(outcome)
+    failed: ApiError | None = None
     if acls:
         try:
             await broker.administer(broker.acls.add, acls)
         except KlammError as failure:
             failed = ApiError(*code_and_message(failure))
-            outcomes = [failed if isinstance(each, Acl) else each for each in outcomes]
-    response = CREATE_ACLS.response
-    return response(
-        results=[
-            response.Result(error_code=each.code, error_message=each.message)
-            if isinstance(each, ApiError)
-            else response.Result(error_code=0, error_message=None)
-            for each in outcomes
-        ]
-    )
+    response, results = CREATE_ACLS.response, []
+    for outcome in outcomes:
+        if turn.is_over:
+            await turn.next()
+        wrong = outcome if isinstance(outcome, ApiError) else failed
+        if wrong is not None:
+            results.append(response.Result(error_code=wrong.code, error_message=wrong.message))
+        else:
+            results.append(response.Result(error_code=0, error_message=None))
+    return response(results=results)
 
 
 def _acl(creation: Struct) -> Acl | ApiError:
@@ -131,28 +143,39 @@ def _acl(creation: Struct) -> Acl | ApiError:
 async def delete_acls(broker: Broker, call: Call) -> Struct:
     error = _error(broker, call, Operation.ALTER)
     outcomes: list[AclFilter | ApiError] = []
+    filters: list[AclFilter] = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for each in call.request.filters:
+        if turn.is_over:
+            await turn.next()
         try:
-            outcomes.append(error or _filter(each))
-        except ApiError as wrong:
-            outcomes.append(wrong)
-    filters = [each for each in outcomes if isinstance(each, AclFilter)]
+            if error is not None:
+                raise error
+            filters.append(_filter(each))
+            outcomes.append(filters[-1])
+        except ApiError as refused:
+            outcomes.append(refused)
     removed: list[list[Acl]] = []
+    failed: ApiError | None = None
     if filters:
         try:
             removed = await broker.administer(broker.acls.remove, filters)
         except KlammError as failure:
             failed = ApiError(*code_and_message(failure))
-            outcomes = [failed if isinstance(each, AclFilter) else each for each in outcomes]
-    response, matched = DELETE_ACLS.response, iter(removed)
-    results = [
-        response.FilterResult(error_code=each.code, error_message=each.message)
-        if isinstance(each, ApiError)
-        else response.FilterResult(
-            error_code=0, error_message=None, matching_acls=[_matching(acl) for acl in next(matched)]
-        )
-        for each in outcomes
-    ]
+    response, matched, results = DELETE_ACLS.response, iter(removed), []
+    for outcome in outcomes:
+        if turn.is_over:
+            await turn.next()
+        wrong = outcome if isinstance(outcome, ApiError) else failed
+        if wrong is not None:
+            results.append(response.FilterResult(error_code=wrong.code, error_message=wrong.message))
+            continue
+        result = response.FilterResult(error_code=0, error_message=None, matching_acls=[])
+        results.append(result)
+        for acl in next(matched):
+            if turn.is_over:
+                await turn.next()
+            result.matching_acls.append(_matching(acl))
     return response(filter_results=results)
 
 

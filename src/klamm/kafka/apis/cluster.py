@@ -41,6 +41,7 @@ from klamm.store.names import RESERVED
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import Call
+    from klamm.kafka.large_requests import Turn
     from klamm.kafka.wire.structs import Struct
     from klamm.store.directory import OpenTopic
 
@@ -114,11 +115,14 @@ async def metadata(broker: Broker, call: Call) -> Struct:
                 topics.append(_topic(broker, call, opened))
         return _metadata(broker, call, topics)
     if call.version < 12 and any(topic.topic_id != NO_ID or topic.name is None for topic in request.topics):
-        return _metadata_refused(call)
+        return await _metadata_refused(call, turn)
     wanted = list(dict.fromkeys((topic.topic_id, topic.name) for topic in request.topics))
-    may_create = request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable
-    if may_create and any(_is_new(broker, call, uuid, name) for uuid, name in wanted):
-        return await _metadata_with_new(broker, call, wanted)
+    if request.allow_auto_topic_creation and broker.settings.auto_create_topics_enable:
+        for uuid, name in wanted:
+            if turn.is_over:
+                await turn.next()
+            if _is_new(broker, call, uuid, name):
+                return await _metadata_with_new(broker, call, wanted)
     for uuid, name in wanted:
         if turn.is_over:
             await turn.next()
@@ -126,11 +130,15 @@ async def metadata(broker: Broker, call: Call) -> Struct:
     return _metadata(broker, call, topics)
 
 
-def _described_topics(broker: Broker, call: Call) -> list[OpenTopic]:
-    """Return the topics that the client may know of, by name."""
-    if broker.authorizer is None:
-        return broker.topics.all()
-    return [each for each in broker.topics.all() if call.may(Operation.DESCRIBE, _TOPIC, each.name)]
+async def _described_names(broker: Broker, call: Call, turn: Turn) -> list[str]:
+    """Return the names of the topics that the client may know of, in order."""
+    names = []
+    for opened in broker.topics.all():
+        if turn.is_over:
+            await turn.next()
+        if call.may(Operation.DESCRIBE, _TOPIC, opened.name):
+            names.append(opened.name)
+    return names
 
 
 def _is_new(broker: Broker, call: Call, uuid: bytes, name: str | None) -> bool:
@@ -158,7 +166,10 @@ def _count_partitions(broker: Broker, version: int, request: Struct) -> int:
 async def _metadata_with_new(broker: Broker, call: Call, wanted: list[tuple[bytes, str | None]]) -> Struct:
     topics = []
     left = broker.settings.auto_create_topics_max
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for uuid, name in wanted:
+        if turn.is_over:
+            await turn.next()
         if _is_new(broker, call, uuid, name) and left and not call.is_gone:
             if not _may_create(call, name or ""):
                 topics.append(_denied(name))
@@ -253,12 +264,16 @@ def _cluster_operations(call: Call) -> int:
     return call.operations(_CLUSTER, CLUSTER_NAME)
 
 
-def _metadata_refused(call: Call) -> Struct:
+async def _metadata_refused(call: Call, turn: Turn) -> Struct:
     """Reject what a version cannot ask for: before version 12 a request names topics by name, though 10 and 11 have a
     field for an id.
     """
     code = ErrorCode.INVALID_REQUEST
-    topics = [METADATA.response.Topic(error_code=code, name=topic.name or "") for topic in call.request.topics]
+    topics = []
+    for topic in call.request.topics:
+        if turn.is_over:
+            await turn.next()
+        topics.append(METADATA.response.Topic(error_code=code, name=topic.name or ""))
     return METADATA.response(topics=topics)
 
 
@@ -293,21 +308,32 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
     request, response = call.request, DESCRIBE_TOPIC_PARTITIONS.response
     cursor = request.cursor
     all_topics = not request.topics
+    turn = broker.large_requests.turn(call)
     if all_topics:
-        names = [each.name for each in _described_topics(broker, call)]
+        names = await _described_names(broker, call, turn)
     else:
         names = sorted({topic.name for topic in request.topics})
     if cursor is not None:
         if cursor.partition_index < 0 or (not all_topics and cursor.topic_name not in names):
             refused = ErrorCode.INVALID_REQUEST
-            return response(topics=[response.Topic(error_code=refused, name=each.name) for each in request.topics])
+            topics = []
+            for topic in request.topics:
+                if turn.is_over:
+                    await turn.next()
+                topics.append(response.Topic(error_code=refused, name=topic.name))
+            return response(topics=topics)
         names = [name for name in names if name >= cursor.topic_name]
     left = max(1, min(request.response_partition_limit, MAX_PARTITIONS))
     response_data = response()
     denied: dict[str, None] = {}
-    if not all_topics:
-        denied = {name: None for name in names if call.denied(Operation.DESCRIBE, _TOPIC, name)}
+    for name in names if not all_topics else ():
+        if turn.is_over:
+            await turn.next()
+        if call.denied(Operation.DESCRIBE, _TOPIC, name):
+            denied[name] = None
     for name in names:
+        if turn.is_over:
+            await turn.next()
         if name in denied:
             continue
         if left == 0:
@@ -327,9 +353,12 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> Struct:
         if first + len(shown) < found.count:
             response_data.next_cursor = response.Cursor(topic_name=name, partition_index=first + len(shown))
             break
-    response_data.topics += [
-        response.Topic(error_code=_DENIED, name=name, topic_authorized_operations=_NOT_REQUESTED) for name in denied
-    ]
+    for name in denied:
+        if turn.is_over:
+            await turn.next()
+        response_data.topics.append(
+            response.Topic(error_code=_DENIED, name=name, topic_authorized_operations=_NOT_REQUESTED)
+        )
     return response_data
 
 
@@ -368,7 +397,10 @@ async def describe_log_dirs(broker: Broker, call: Call) -> Struct:
     if wanted is None:
         chosen = {each.name: (each, range(each.count)) for each in broker.topics.all()}
     else:
+        turn = broker.large_requests.turn(call)
         for topic in wanted:
+            if turn.is_over:
+                await turn.next()
             found = broker.topics.find(topic.topic)
             if found is not None:
                 numbers = set(topic.partitions).intersection(range(found.count))

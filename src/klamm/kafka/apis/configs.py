@@ -168,7 +168,10 @@ async def _alter(
     response = call.api.response
     times = Counter((resource.resource_type, resource.resource_name) for resource in call.request.resources)
     response_data = response()
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for resource in call.request.resources:
+        if turn.is_over:
+            await turn.next()
         kind, name = resource.resource_type, resource.resource_name
         code, message = ErrorCode.NONE, None
         try:

@@ -51,6 +51,7 @@ _LOOP_PARTITIONS = 256  # that the loop looks at; of more a thread makes the res
 _FIRST, _LAST = 0, -1  # epochs of full requests: with a session to begin, and without
 _UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 _DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+_NO_REPLICA = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH  # without a leader epoch, with one
 _IDS = 13  # the first version that names topics by id
 
 _response = FETCH.response
@@ -70,6 +71,7 @@ class _FetchRequest:
         "broker",
         "committed",
         "has_more",
+        "is_follower",
         "is_full",
         "max_bytes",
         "min_bytes",
@@ -86,6 +88,7 @@ class _FetchRequest:
         self.broker = broker
         self.session = session
         self.is_full = is_full
+        self.is_follower = False  # its client says that it is a replica
         self.responses: dict[FetchPartition, Struct] = {}  # of those that were looked at last; if it is full, of all
         self.committed = request.isolation_level == 1
         self.max_bytes: int = min(request.max_bytes, broker.settings.fetch_max_bytes)
@@ -207,6 +210,8 @@ class _FetchRequest:
                 return _refused(
                     requested.index, ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
                 )
+            if self.is_follower:  # there are none: as Kafka says to a broker without a replica of the partition
+                return _refused(requested.index, _NO_REPLICA[requested.leader_epoch >= 0])
             visible = self.broker.visible(ends)
             partition_response = _Partition(
                 partition_index=requested.index,
@@ -218,12 +223,12 @@ class _FetchRequest:
             )
             if requested.last_epoch >= 0 and not partition.knows_epochs:  # the leader has changed since they were read
                 return _refused(requested.index, ErrorCode.FENCED_LEADER_EPOCH)
-            if requested.last_epoch >= 0 and partition.end_of_epoch(requested.last_epoch) < requested.offset:
+            is_past = 0 <= requested.last_epoch <= ends.leader_epoch and requested.offset >= ends.start
+            if is_past and (end := partition.end_of_epoch(requested.last_epoch)) < requested.offset:
                 known = max((each for each, _ in partition.epochs() if each <= requested.last_epoch), default=-1)
-                end = partition.end_of_epoch(requested.last_epoch)
                 partition_response.diverging_epoch = _response.EpochEnd(epoch=known, end_offset=end)
                 return partition_response
-            if not ends.start <= requested.offset <= ends.end:
+            if not ends.start <= requested.offset <= ends.end or requested.last_epoch > ends.leader_epoch:
                 partition_response.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 return partition_response
             limit = visible.stable if self.committed else visible.end
@@ -330,6 +335,7 @@ async def _handle(broker: Broker, call: Call) -> Struct:
     if unresolved:
         await _open(broker, session, unresolved)
     fetching = _FetchRequest(broker, request, session, is_full=is_full)
+    fetching.is_follower = (request.replica_state or request).replica_id >= 0  # a struct since version 15
     if broker.quotas.is_active:
         most = fetch_limits(broker, call)
         if most == 0:  # as in Kafka: without partitions, whatever the request names

@@ -3,7 +3,8 @@
 OffsetCommit      The coordinator checks who commits, the store writes it, in that order and in batches: how that holds
                   when a group rebalances in between is in group_store.py. There is no step of the loop between check
                   and hand-over. What is wrong with one partition (no such topic, too long a text, an offset below 0)
-                  keeps no other from being stored.
+                  keeps no other from being stored. What is wrong is said in Kafka's order: with topics and
+                  partitions, with the member, with the offset. A group without partitions to store is not looked at.
                   A client that is not a member may not commit to a group whose members are embedded
                   (UNKNOWN_MEMBER_ID, as if they were members here).
 OffsetFetch       What is stored, also where the log has lost its end since: the leader epoch beside it lets the client
@@ -16,7 +17,7 @@ OffsetDelete      Not where members consume; not at all while processes with the
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.errors import GroupBusy, KlammError
 from klamm.kafka.call import CATALOG, LARGE, LOOP, WRITE, Call, SupportedApi
@@ -38,79 +39,129 @@ if TYPE_CHECKING:
     from klamm.store.directory import OpenTopic
     from klamm.store.server_rows import PendingKey
 
-__all__ = ["HANDLERS", "offset_row", "refused"]
+__all__ = ["HANDLERS", "read_commit", "refused_member"]
 
 
 # ---- committing
 
 
-async def offset_commit(broker: Broker, call: Call) -> Struct:
-    request = call.request
-    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
-    error = ErrorCode.INVALID_GROUP_ID
-    if denied is not None:
-        error = denied.code
-    elif is_group_id(request.group_id):
-        error = broker.group_coordinator.check_commit(
-            request.group_id,
-            request.member_id,
-            request.generation_id_or_member_epoch,
-            request.group_instance_id,
-            now_ms=broker.now_ms(),
-        )
-    response = OFFSET_COMMIT.response
-    rows: list[OffsetRow] = []
-    responses: list[Struct] = []  # to the rows
-    topics = []
-    unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+class Commit(NamedTuple):
+    """Offsets that a request commits, and what is said of each."""
+
+    topics: list[Struct]
+    """Of the response."""
+    checked: list[Struct]
+    """Partitions of the response that exist: what is wrong with the member is wrong with them."""
+    rows: list[OffsetRow]
+    responses: list[Struct]
+    """Partitions of the response, to the rows."""
+
+    async def refuse(self, turn: Turn, error: ErrorCode) -> None:
+        """Have the response say that nothing was committed."""
+        for partition in self.checked:
+            if turn.is_over:
+                await turn.next()
+            partition.error_code = error
+
+
+async def read_commit(broker: Broker, call: Call, turn: Turn, error: ErrorCode) -> Commit:
+    """Look up what a request commits. `error`: what is wrong with all of it, if anything is."""
+    request, response = call.request, call.api.response
+    by_id = call.api is OFFSET_COMMIT and call.version >= 10
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    commit = Commit([], [], [], [])
     for topic in request.topics:
-        opened = broker.topics.by_id(topic.topic_id) if call.version >= 10 else broker.topics.find(topic.name)
-        refusal = error if denied is not None else _refused_topic(call, topic, opened) or error
+        if turn.is_over:
+            await turn.next()
+        opened = broker.topics.by_id(topic.topic_id) if by_id else broker.topics.find(topic.name)
+        refusal = error or _refused_topic(call, topic, opened, by_id) or (unknown if opened is None else error)
         partitions = []
         for requested in topic.partitions:
-            partition_response = response.Partition(partition_index=requested.partition_index, error_code=refusal)
-            partitions.append(partition_response)
-            if refusal:
+            if turn.is_over:
+                await turn.next()
+            number = requested.partition_index
+            partition = response.Partition(partition_index=number, error_code=refusal)
+            partitions.append(partition)
+            if refusal or opened is None:
                 continue
-            partition_response.error_code = refused(broker, opened, requested, unknown)
-            if opened is not None and not partition_response.error_code:
-                responses.append(partition_response)
-                rows.append(offset_row(opened, requested))
-        topics.append(response.Topic(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
-    if rows:
-        errors = await _store(broker, WireCommit(request.group_id, rows), unknown)
-        for partition_response, code in zip(responses, errors, strict=True):
-            partition_response.error_code = code
-    return response(topics=topics)
+            if not 0 <= number < opened.count:
+                partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            commit.checked.append(partition)
+            partition.error_code = _refused(broker, requested)
+            if not partition.error_code:
+                commit.rows.append(_offset_row(opened, requested))
+                commit.responses.append(partition)
+        answer = response.Topic(name=topic.name, partitions=partitions)
+        if by_id:
+            answer.topic_id = topic.topic_id
+        commit.topics.append(answer)
+    return commit
 
 
-def _refused_topic(call: Call, topic: Struct, opened: OpenTopic | None) -> ErrorCode:
+async def offset_commit(broker: Broker, call: Call) -> Struct:
+    request, response = call.request, OFFSET_COMMIT.response
+    denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    error = ErrorCode.NONE
+    if denied is not None:
+        error = denied.code
+    elif not is_group_id(request.group_id):
+        error = ErrorCode.INVALID_GROUP_ID
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    commit = await read_commit(broker, call, turn, error)
+    if not commit.checked:
+        return response(topics=commit.topics)
+    error = broker.group_coordinator.check_commit(
+        request.group_id,
+        request.member_id,
+        request.generation_id_or_member_epoch,
+        request.group_instance_id,
+        now_ms=broker.now_ms(),
+    )
+    if error:
+        missing = ErrorCode.GROUP_ID_NOT_FOUND if call.version >= 9 else ErrorCode.ILLEGAL_GENERATION
+        await commit.refuse(turn, await refused_member(broker, request.group_id, error, missing))
+    elif commit.rows:  # no `await` since the check
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        errors = await _store(broker, WireCommit(request.group_id, commit.rows), unknown)
+        for partition, code in zip(commit.responses, errors, strict=True):
+            if turn.is_over:
+                await turn.next()
+            partition.error_code = code
+    return response(topics=commit.topics)
+
+
+def _refused_topic(call: Call, topic: Struct, opened: OpenTopic | None, by_id: bool) -> ErrorCode:
     """Return why offsets of a topic may not be committed."""
-    if call.version < 10:
+    if not by_id:
         denied = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
     else:  # an id that no topic has needs no right
         denied = None if opened is None else call.denied(Operation.READ, ResourceType.TOPIC, opened.name)
     return ErrorCode.NONE if denied is None else denied.code
 
 
-def refused(
-    broker: Broker,
-    opened: OpenTopic | None,
-    requested: Struct,
-    unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-) -> ErrorCode:
-    """Return what is wrong with an offset to commit; `unknown`: there is no such topic."""
-    if opened is None:
-        return unknown
-    if not 0 <= requested.partition_index < opened.count:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+async def refused_member(broker: Broker, group_id: str, error: ErrorCode, missing: ErrorCode) -> ErrorCode:
+    """Return why a member may not commit, as Kafka says it: of a group that the coordinator does not have, which may be
+    in the store, with offsets and without members. `missing`: it is not there, either.
+    """
+    if error is not ErrorCode.GROUP_ID_NOT_FOUND:
+        return error
+    try:
+        found = await broker.catalog(broker.group_store.groups.find, [group_id])
+    except KlammError as failure:
+        return code_of(failure)
+    return ErrorCode.UNKNOWN_MEMBER_ID if group_id in found else missing
+
+
+def _refused(broker: Broker, requested: Struct) -> ErrorCode:
+    """Return what is wrong with an offset to commit."""
     metadata = requested.committed_metadata
     if metadata and len(metadata.encode()) > broker.settings.offset_metadata_max_bytes:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     return ErrorCode.INVALID_REQUEST if requested.committed_offset < 0 else ErrorCode.NONE
 
 
-def offset_row(opened: OpenTopic, requested: Struct) -> OffsetRow:
+def _offset_row(opened: OpenTopic, requested: Struct) -> OffsetRow:
     """Return the offset as the store has it."""
     epoch = max(requested.committed_leader_epoch, -1)
     return OffsetRow(
@@ -153,16 +204,6 @@ class _OffsetRequest(NamedTuple):
         return None if self.topics is None else [each.id for each in self.topics if each.id is not None]
 
 
-class _CommittedOffset(NamedTuple):
-    """The committed offset of a group in a partition, as a response has it."""
-
-    number: int
-    offset: int = -1
-    leader_epoch: int = -1
-    metadata: str = ""
-    error: ErrorCode = ErrorCode.NONE
-
-
 _OFFSET_BYTES = 16  # of a partition in a response, at least
 _NOTHING: frozenset[PendingKey] = frozenset()
 
@@ -178,7 +219,7 @@ async def offset_fetch(broker: Broker, call: Call) -> Struct:
             await turn.next()
         name = each.group_id
         denied[name] = call.denied(Operation.DESCRIBE, ResourceType.GROUP, name)
-        wanted.append(_OffsetRequest(name, _topics(broker, call, [] if denied[name] else each.topics)))
+        wanted.append(_OffsetRequest(name, await _topics(broker, call, turn, [] if denied[name] else each.topics)))
     committed, pending = await _offsets(broker, wanted)
     unstable = pending if request.require_stable else _NOTHING
     responses: list[tuple[_OffsetRequest, ErrorCode, list[Struct]]] = []
@@ -202,18 +243,24 @@ async def offset_fetch(broker: Broker, call: Call) -> Struct:
         )
     _, error, topics = responses[0]
     if error and call.version < 2:  # errors were said of partitions alone
-        topics = [
-            _encoded_topic(call, topic, [_CommittedOffset(number, error=error) for number in topic.numbers])
-            for topic in _topics(broker, call, request.topics) or ()
-        ]
+        topics = []
+        for topic in await _topics(broker, call, turn, request.topics) or ():
+            partitions = []
+            for number in topic.numbers:
+                if turn.is_over:
+                    await turn.next()
+                partitions.append(response.Partition(**_failed(number, error)))
+            topics.append(response.Topic(name=topic.name, partitions=partitions))
     return response(error_code=error, topics=topics)
 
 
-def _topics(broker: Broker, call: Call, requested: list[Struct] | None) -> list[_Topic] | None:
+async def _topics(broker: Broker, call: Call, turn: Turn, requested: list[Struct] | None) -> list[_Topic] | None:
     if requested is None:
         return None
     found = []
     for topic in requested:
+        if turn.is_over:
+            await turn.next()
         name, uuid = ("", topic.topic_id) if call.version >= 10 else (topic.name, b"")
         opened = broker.topics.by_id(uuid) if call.version >= 10 else broker.topics.find(name)
         resolved = name if opened is None else opened.name  # an id that no topic has needs no right
@@ -246,27 +293,51 @@ async def _committed_offsets(
     """Return the topics of a group's response."""
     topics = await _stored(broker, call, turn, offsets) if wanted.topics is None else wanted.topics
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.NONE
+    response, batched = OFFSET_FETCH.response, call.version >= 8
+    make_partition = response.GroupPartition if batched else response.Partition
     responses = []
     for topic in topics:
-        offsets_of_topic = []
+        if turn.is_over:
+            await turn.next()
+        partitions = []
         for number in topic.numbers:
             if turn.is_over:
                 await turn.next()
             row = None if topic.id is None else offsets.get((topic.id, number))
             if topic.denied:
-                error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                offsets_of_topic.append(_CommittedOffset(number, error=error))
+                partition = _failed(number, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             elif topic.id is None:
-                offsets_of_topic.append(_CommittedOffset(number, error=unknown))
+                partition = _failed(number, unknown)
             elif (wanted.group_id, topic.id, number) in unstable:
-                offsets_of_topic.append(_CommittedOffset(number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+                partition = _failed(number, ErrorCode.UNSTABLE_OFFSET_COMMIT)
             elif row is None:
-                offsets_of_topic.append(_CommittedOffset(number))
+                partition = _failed(number, ErrorCode.NONE)
             else:
-                offsets_of_topic.append(_CommittedOffset(number, row.offset, row.leader_epoch, row.metadata))
-        call.expect(sum(_OFFSET_BYTES + len(each.metadata) for each in offsets_of_topic))
-        responses.append(_encoded_topic(call, topic, offsets_of_topic))
+                partition = {
+                    "partition_index": number,
+                    "committed_offset": row.offset,
+                    "committed_leader_epoch": row.leader_epoch,
+                    "metadata": row.metadata,
+                    "error_code": ErrorCode.NONE,
+                }
+            call.expect(_OFFSET_BYTES + len(partition["metadata"]))
+            partitions.append(make_partition(**partition))
+        encoded = (response.GroupTopic if batched else response.Topic)(name=topic.name, partitions=partitions)
+        if batched:
+            encoded.topic_id = topic.uuid
+        responses.append(encoded)
     return responses
+
+
+def _failed(number: int, error: ErrorCode) -> dict[str, Any]:
+    """Return the fields of a partition of which there is no offset."""
+    return {
+        "partition_index": number,
+        "committed_offset": -1,
+        "committed_leader_epoch": -1,
+        "metadata": "",
+        "error_code": error,
+    }
 
 
 async def _stored(broker: Broker, call: Call, turn: Turn, offsets: Offsets) -> list[_Topic]:
@@ -282,26 +353,6 @@ async def _stored(broker: Broker, call: Call, turn: Turn, offsets: Offsets) -> l
         if opened is not None and call.may(Operation.DESCRIBE, ResourceType.TOPIC, opened.name):
             found.append(_Topic(opened.name, broker.topics.uuid(opened), topic_id, each))
     return sorted(found)
-
-
-def _encoded_topic(call: Call, topic: _Topic, offsets_of_topic: list[_CommittedOffset]) -> Struct:
-    response = OFFSET_FETCH.response
-    batched = call.version >= 8
-    make_partition = response.GroupPartition if batched else response.Partition
-    partitions = [
-        make_partition(
-            partition_index=each.number,
-            committed_offset=each.offset,
-            committed_leader_epoch=each.leader_epoch,
-            metadata=each.metadata,
-            error_code=each.error,
-        )
-        for each in offsets_of_topic
-    ]
-    encoded = (response.GroupTopic if batched else response.Topic)(name=topic.name, partitions=partitions)
-    if batched:
-        encoded.topic_id = topic.uuid
-    return encoded
 
 
 # ---- deleting
@@ -321,11 +372,16 @@ async def offset_delete(broker: Broker, call: Call) -> Struct:
         return response(error_code=error)
     keys: list[PartitionKey] = []
     topics = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for topic in request.topics:
+        if turn.is_over:
+            await turn.next()
         opened = broker.topics.find(topic.name)
         refusal = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
         for requested in topic.partitions:
+            if turn.is_over:
+                await turn.next()
             number, code = requested.partition_index, ErrorCode.NONE
             if refusal is not None:
                 code = refusal.code
@@ -357,7 +413,7 @@ HANDLERS = (
         2,
         10,
         offset_commit,
-        runs=(LOOP, WRITE),
+        runs=(LOOP, CATALOG, WRITE),
         rights=("Read Group", "Read Topic"),
         max_response_bytes=LARGE,
         notes="offsets do not expire, whatever the retention time asked for",

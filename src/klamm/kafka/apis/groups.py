@@ -37,7 +37,7 @@ from klamm.kafka.group_values import (
     SyncRequest,
     SyncResponse,
 )
-from klamm.kafka.large_requests import pieces
+from klamm.kafka.large_requests import Turn, pieces
 from klamm.kafka.repeats import distinct
 from klamm.kafka.wire.messages import (
     CONSUMER_GROUP_HEARTBEAT,
@@ -227,19 +227,26 @@ async def leave_group(broker: Broker, call: Call) -> Struct:
         return response(error_code=denied.code)
     if not is_group_id(request.group_id):
         return response(error_code=ErrorCode.INVALID_GROUP_ID)
+    coordinator, now_ms = broker.group_coordinator, broker.now_ms()
     if call.version < 3:
-        leaving = [LeavingMember(request.member_id)]
-    else:
-        leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
-    result = broker.group_coordinator.leave(request.group_id, leaving, now_ms=broker.now_ms())
-    error = result.error
-    if call.version < 3 and result.members:
-        error = result.members[0].error
-    members = [
-        response.Member(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
-        for each in result.members
-    ]
-    return response(error_code=error, members=members)
+        result = coordinator.leave(request.group_id, [LeavingMember(request.member_id)], now_ms=now_ms)
+        return response(error_code=result.error or result.members[0].error)
+    members = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    for some in pieces(request.members) if request.members else [()]:
+        if turn.is_over:
+            await turn.next()
+        leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in some]
+        result = coordinator.leave(request.group_id, leaving, now_ms=now_ms)
+        if result.error:
+            return response(error_code=result.error)
+        for each in result.members:
+            if turn.is_over:
+                await turn.next()
+            members.append(
+                response.Member(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
+            )
+    return response(members=members)
 
 
 async def consumer_group_heartbeat(broker: Broker, call: Call) -> Struct:
@@ -265,7 +272,12 @@ async def describe_groups(broker: Broker, call: Call) -> Struct:
         denied[name] = call.denied(Operation.DESCRIBE, ResourceType.GROUP, name)
         if denied[name] is None:
             described[name] = broker.group_coordinator.describe(name)
-    others = [name for name, description in described.items() if description is None and is_group_id(name)]
+    others = []
+    for name, description in described.items():
+        if turn.is_over:
+            await turn.next()
+        if description is None and is_group_id(name):
+            others.append(name)
     error = ErrorCode.NONE
     stored: dict[str, Embedded] = {}
     try:
@@ -386,9 +398,12 @@ async def delete_groups(broker: Broker, call: Call) -> Struct:
     """Delete groups, at the coordinator first: no client can join or commit until the store has done it or failed."""
     coordinator, response = broker.group_coordinator, DELETE_GROUPS.response
     results: list[Struct] = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for names in pieces(call.request.groups_names):
         doomed: list[Struct] = []
         for name in names:
+            if turn.is_over:
+                await turn.next()
             denied = call.denied(Operation.DELETE, ResourceType.GROUP, name)
             if denied is not None:
                 error = denied.code
@@ -398,11 +413,11 @@ async def delete_groups(broker: Broker, call: Call) -> Struct:
             if not error:
                 doomed.append(results[-1])
         if doomed:
-            await _delete(broker, doomed)
+            await _delete(broker, turn, doomed)
     return response(results=results)
 
 
-async def _delete(broker: Broker, results: list[Struct]) -> None:
+async def _delete(broker: Broker, turn: Turn, results: list[Struct]) -> None:
     """Delete the groups of these results, which tell what became of each."""
     names = [result.group_id for result in results]
     deleted = broker.group_store.write(broker.group_store.groups.delete, names)
@@ -412,6 +427,8 @@ async def _delete(broker: Broker, results: list[Struct]) -> None:
     except KlammError as failure:
         outcomes = [failure] * len(names)
     for result, outcome in zip(results, outcomes, strict=True):
+        if turn.is_over:
+            await turn.next()
         result.error_code = ErrorCode.NONE if outcome is None else code_of(outcome)
 
 

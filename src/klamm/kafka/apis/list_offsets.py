@@ -33,6 +33,7 @@ from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
     from klamm.kafka.call import Call
+    from klamm.kafka.large_requests import Turn
     from klamm.kafka.wire.structs import Struct
     from klamm.log.lookup import TimestampLookup
     from klamm.log.partition import Partition
@@ -81,11 +82,16 @@ async def list_offsets(broker: Broker, call: Call) -> Struct:
     committed = request.isolation_level == _COMMITTED
     slow: list[tuple[str, Struct, Struct]] = []
     response_data = response()
+    turn = broker.large_requests.turn(call)
     for topic in request.topics:
+        if turn.is_over:
+            await turn.next()
         denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         times = Counter(each.partition_index for each in topic.partitions)
         partitions = []
         for requested in topic.partitions:
+            if turn.is_over:
+                await turn.next()
             partition_response = response.Partition(partition_index=requested.partition_index)
             partitions.append(partition_response)
             try:
@@ -102,7 +108,7 @@ async def list_offsets(broker: Broker, call: Call) -> Struct:
             except _Slow:
                 slow.append((topic.name, requested, partition_response))
         response_data.topics.append(response.Topic(name=topic.name, partitions=partitions))
-    return await _finish(broker, response_data, slow, committed) if slow else response_data
+    return await _finish(broker, turn, response_data, slow, committed) if slow else response_data
 
 
 def _fill_at_once(
@@ -125,9 +131,11 @@ def _fill_at_once(
 
 
 async def _finish(
-    broker: Broker, response_data: Struct, slow: list[tuple[str, Struct, Struct]], committed: bool
+    broker: Broker, turn: Turn, response_data: Struct, slow: list[tuple[str, Struct, Struct]], committed: bool
 ) -> Struct:
     for name, requested, partition_response in slow:
+        if turn.is_over:
+            await turn.next()
         found = broker.topics.find(name)
         try:
             if found is None:
@@ -163,12 +171,17 @@ def _look_up(partition: Partition, timestamp: int) -> TimestampLookup | None:
 async def offset_for_leader_epoch(broker: Broker, call: Call) -> Struct:
     response = OFFSET_FOR_LEADER_EPOCH.response
     response_data = response()
+    turn = broker.large_requests.turn(call)
     for topic in call.request.topics:
+        if turn.is_over:
+            await turn.next()
         denied = None
         if not call.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic)
         partitions = []
         for requested in topic.partitions:
+            if turn.is_over:
+                await turn.next()
             partition_response = response.Partition(partition=requested.partition)
             partitions.append(partition_response)
             if denied is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ from klamm.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, KlammErr
 from klamm.kafka.api_error import ApiError
 from klamm.kafka.apis.ordinary_produce import handle_ordinary
 from klamm.kafka.broker import NotOpened
-from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, Pause, SupportedApi
+from klamm.kafka.call import CODEC, DISK, LARGE, LOOP, TRANSACT, Call, PausedReply, Reply, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.transaction_coordinator import NEEDS_REGISTRATION
@@ -220,7 +220,7 @@ class _ProduceRequest:
         self.call = call
         self.acks: int = call.request.acks
         self.left = 1
-        self.done: Pause | None = None
+        self.done: Reply[None] | PausedReply[None] | None = None
         self.is_responded = False
         self.touched: list[Partition] = []
         self.wrong = False
@@ -230,13 +230,20 @@ class _ProduceRequest:
         self.registrations: dict[tuple[int, int], asyncio.Future[ErrorCode]] = {}
         """The last write that adds some, or will."""
 
-    def run(self) -> None:
+    def run(self) -> Iterator[None]:
+        """Begin with each partition, one when this is advanced."""
         broker, version = self.broker, self.call.version
         by_id = version >= _ID_SINCE
         request = self.call.request
         seen: set[tuple[bytes, str, int]] = set()
-        denied_id = self._denied_transaction() if self.call.session.is_guarded else None
+        is_transactional = False
+        for topic in request.topic_data if self.call.session.is_guarded else ():
+            for each in topic.partition_data:
+                yield
+                is_transactional = is_transactional or _is_transactional(each.records)
+        denied_id = self._denied_transaction() if is_transactional else None
         for topic in request.topic_data:
+            yield
             opened = broker.topics.by_id(topic.topic_id) if by_id else broker.topics.find(topic.name)
             name = topic.name if opened is None else opened.name
             denied = denied_id or (self.call.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None)
@@ -248,6 +255,7 @@ class _ProduceRequest:
                 _Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=partitions)
             )
             for each in topic.partition_data:
+                yield
                 partition_response = _Partition(index=each.index, base_offset=-1)
                 partitions.append(partition_response)
                 key = (topic.topic_id, topic.name, each.index)
@@ -271,10 +279,7 @@ class _ProduceRequest:
         self._one_less()
 
     def _denied_transaction(self) -> ApiError | None:
-        """Return why the client may write no transactional batch, if one is in the request."""
-        batches = (each.records for topic in self.call.request.topic_data for each in topic.partition_data)
-        if not any(map(_is_transactional, batches)):
-            return None
+        """Return why the client may write no transactional batch."""
         name = self.call.request.transactional_id
         if name is None:
             return ApiError(
@@ -481,12 +486,13 @@ class _ProduceRequest:
     def _one_less(self) -> None:
         self.left -= 1
         if not self.left and self.done is not None:
-            self.done.resume()
+            self.done(None)
 
     async def result(self) -> Struct | None:
         """Return the response when all partitions are done; None if the client expects none."""
         if self.left:
-            self.done = Pause()
+            is_task = self.call.is_large
+            self.done = Reply(self.broker.loop.create_future()) if is_task else PausedReply()
             await self.done
         self.is_responded = True
         self._wake_soon()
@@ -505,7 +511,14 @@ class _ProduceRequest:
 
 async def _produce(broker: Broker, call: Call) -> Struct | None:
     producing = _ProduceRequest(broker, call)
-    producing.run()
+    if call.is_large:  # what a thread has decoded is a copy, and stays where it is
+        turn = broker.large_requests.turn(call, to_the_end=True)
+        for _ in producing.run():
+            if turn.is_over:
+                await turn.next()
+    else:
+        for _ in producing.run():
+            pass
     return await producing.result()
 
 

@@ -40,14 +40,15 @@ async def describe_client_quotas(broker: Broker, call: Call) -> Struct:
     except ApiError as error:
         return response(error_code=error.code, error_message=error.message, entries=None)
     quotas = await broker.catalog(broker.quota_table.all)
-    entries = [
-        response.Entry(
-            entity=[response.Entity(entity_type=kind, entity_name=name) for kind, name in entity],
-            values=[response.Value(key=key, value=value) for key, value in values.items()],
-        )
-        for entity, values in quotas.items()
-        if _fits(entity, request)
-    ]
+    entries = []
+    turn = broker.large_requests.turn(call)
+    for entity, values in quotas.items():
+        if turn.is_over:
+            await turn.next()
+        if _fits(entity, request):
+            parts = [response.Entity(entity_type=kind, entity_name=name) for kind, name in entity]
+            found = [response.Value(key=key, value=value) for key, value in values.items()]
+            entries.append(response.Entry(entity=parts, values=found))
     return response(error_code=0, error_message=None, entries=entries)
 
 
@@ -93,7 +94,10 @@ async def alter_client_quotas(broker: Broker, call: Call) -> Struct:
     results: list[Struct] = []
     changes: dict[Entity, dict[str, float | None]] = {}
     denied = call.denied(Operation.ALTER_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME)
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for entry in call.request.entries:
+        if turn.is_over:
+            await turn.next()
         code, message = ErrorCode.NONE, None
         try:
             if denied is not None:

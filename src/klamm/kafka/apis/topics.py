@@ -75,7 +75,10 @@ def _unknown() -> ApiError:
 async def create_topics(broker: Broker, call: Call) -> Struct:
     response = CREATE_TOPICS.response
     response_data = response()
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for topic, times in _once(call.request.topics):
+        if turn.is_over:
+            await turn.next()
         try:
             _check_once(topic.name, times)
             if not call.may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME):
@@ -186,7 +189,10 @@ def _check_brokers(broker: Broker, name: str, brokers: list[int]) -> None:
 async def create_partitions(broker: Broker, call: Call) -> Struct:
     response = CREATE_PARTITIONS.response
     response_data = response()
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for topic, times in _once(call.request.topics):
+        if turn.is_over:
+            await turn.next()
         code, message = ErrorCode.NONE, None
         try:
             _check_once(topic.name, times)
@@ -241,7 +247,10 @@ async def delete_topics(broker: Broker, call: Call) -> Struct:
         wanted = [(name, _NO_ID) for name in request.topic_names]
     times = Counter(wanted)
     response_data = response()
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for name, uuid in dict.fromkeys(wanted):
+        if turn.is_over:
+            await turn.next()
         code, message = ErrorCode.NONE, None
         try:
             if not broker.settings.delete_topic_enable:  # what it is called was unknown to clients before version 3
@@ -299,9 +308,14 @@ def _to_delete(broker: Broker, call: Call, name: str | None, uuid: bytes) -> Ope
 async def delete_records(broker: Broker, call: Call) -> Struct:
     response = DELETE_RECORDS.response
     response_data = response()
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for topic in call.request.topics:
+        if turn.is_over:
+            await turn.next()
         partitions = []
         for wanted in topic.partitions:
+            if turn.is_over:
+                await turn.next()
             code, low = ErrorCode.NONE, -1
             try:
                 call.check(Operation.DELETE, ResourceType.TOPIC, topic.name)

@@ -8,13 +8,13 @@ become the group's in one SQLite transaction; a client that reads them before ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 from klamm.errors import KlammError
 from klamm.kafka.api_error import ApiError
-from klamm.kafka.apis.group_offsets import offset_row, refused
-from klamm.kafka.call import DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
+from klamm.kafka.apis.group_offsets import read_commit, refused_member
+from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
@@ -36,7 +36,7 @@ from klamm.store.acl import CLUSTER_NAME, Operation, ResourceType
 from klamm.store.groups import OffsetRow
 from klamm.store.markers import can_append
 from klamm.store.transaction_state import Add, End
-from klamm.types import PartitionKey, TopicPartition
+from klamm.types import PartitionKey
 
 if TYPE_CHECKING:
     from klamm.kafka.broker import Broker
@@ -108,74 +108,63 @@ def _denied_producer(call: Call) -> ApiError | None:
 # ---- what is part of a transaction
 
 
-class _RequestedPartitions(NamedTuple):
-    """Topics of one transaction: (name, number) in the order of the request, and where that is; None: nowhere."""
-
-    numbers: list[TopicPartition]
-    tps: dict[TopicPartition, PartitionKey | None]
-
-
-def _requested_partitions(broker: Broker, topics: Iterable[Any]) -> _RequestedPartitions:
-    requested = _RequestedPartitions([], {})
-    for topic in topics:
-        opened = broker.topics.find(topic.name)
-        for number in topic.partitions:
-            tp = TopicPartition(topic.name, number)
-            requested.numbers.append(tp)
-            there = opened is not None and 0 <= number < opened.count
-            requested.tps[tp] = (opened.topic.id, number) if opened is not None and there else None
-    return requested
-
-
 async def _add_partitions(
     broker: Broker, call: Call, name: str, producer_id: int, epoch: int, topics: Iterable[Any], *, verify_only: bool
 ) -> list[Struct]:
     """Return the response for each topic of one transaction."""
-    requested = _requested_partitions(broker, topics)
+    response = ADD_PARTITIONS_TO_TXN.response
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    is_client = call.version < _OF_BROKERS_SINCE
+    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name) if is_client else None
+    responses: dict[str, Struct] = {}
     refusals: dict[str, ApiError | None] = {}
-    denied = None
-    if call.version < _OF_BROKERS_SINCE:
-        denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-        names = {} if denied is not None else dict.fromkeys(tp.topic for tp in requested.tps)
-        refusals = {topic: call.denied(Operation.WRITE, ResourceType.TOPIC, topic) for topic in names}
-    known = [tp for tp in requested.tps.values() if tp is not None]
-    codes: dict[TopicPartition, ErrorCode]
-    if denied is not None:
-        codes = dict.fromkeys(requested.tps, denied.code)
-    elif len(known) < len(requested.tps) or any(refusals.values()):
-        codes = {}
-        for key, there in requested.tps.items():
-            refusal = refusals.get(key.topic)
-            if refusal is not None:
-                codes[key] = refusal.code
-            elif there is None:
-                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                codes[key] = ErrorCode.OPERATION_NOT_ATTEMPTED
+    added: list[Struct] = []  # partitions of the response that exist, and that the client may write to
+    keys: list[PartitionKey] = []  # theirs
+    is_refused = False
+    for topic in topics:
+        if turn.is_over:
+            await turn.next()
+        opened = broker.topics.find(topic.name)
+        if is_client and denied is None and topic.partitions and topic.name not in refusals:
+            refusals[topic.name] = call.denied(Operation.WRITE, ResourceType.TOPIC, topic.name)
+        refusal = denied or refusals.get(topic.name)
+        for number in topic.partitions:
+            if turn.is_over:
+                await turn.next()
+            if topic.name not in responses:
+                responses[topic.name] = response.Topic(name=topic.name, results_by_partition=[])
+            partition = response.Partition(partition_index=number)
+            responses[topic.name].results_by_partition.append(partition)
+            if refusal is None and opened is not None and 0 <= number < opened.count:
+                added.append(partition)
+                keys.append((opened.topic.id, number))
+                continue
+            is_refused = True
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refusal is None else refusal.code
+            partition.partition_error_code = code
+    missing: Collection[PartitionKey] = ()
+    if is_refused:
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED
     elif not name:
-        codes = dict.fromkeys(requested.tps, ErrorCode.INVALID_REQUEST)
+        code = ErrorCode.INVALID_REQUEST
     elif verify_only:
-        found = broker.transaction_coordinator.verify(name, producer_id, epoch, known)
-        missing = ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
-        codes = {
-            key: found if isinstance(found, ErrorCode) else ErrorCode.NONE if tp in found else missing
-            for key, tp in requested.tps.items()
-        }
+        found = broker.transaction_coordinator.verify(name, producer_id, epoch, keys)
+        if isinstance(found, ErrorCode):
+            code = found
+        else:
+            code, missing = ErrorCode.NONE, set(keys).difference(found)
     else:
         try:
-            code = (await broker.apply(name, Add((producer_id, epoch), frozenset(known)))).error
+            code = (await broker.apply(name, Add((producer_id, epoch), frozenset(keys)))).error
         except KlammError as error:
             code = code_of(error)
-        codes = dict.fromkeys(requested.tps, _error_code(call, code))
-    responses: dict[str, Struct] = {}
-    response = ADD_PARTITIONS_TO_TXN.response
-    for tp in requested.numbers:
-        topic, number = tp
-        if topic not in responses:
-            responses[topic] = response.Topic(name=topic, results_by_partition=[])
-        responses[topic].results_by_partition.append(
-            response.Partition(partition_index=number, partition_error_code=codes[tp])
-        )
+        code = _error_code(call, code)
+    is_abortable = call.version >= _ABORTABLE_SINCE
+    not_in_it = ErrorCode.TRANSACTION_ABORTABLE if is_abortable else ErrorCode.INVALID_TXN_STATE
+    for partition, key in zip(added, keys, strict=True):
+        if turn.is_over:
+            await turn.next()
+        partition.partition_error_code = not_in_it if key in missing else code
     return list(responses.values())
 
 
@@ -196,7 +185,10 @@ async def add_partitions_to_txn(broker: Broker, call: Call) -> Struct:
     if denied is not None:  # requests of these versions are for brokers
         return response(error_code=denied.code)
     results = []
+    turn = broker.large_requests.turn(call, to_the_end=True)
     for each in request.transactions:
+        if turn.is_over:
+            await turn.next()
         topics = await _add_partitions(
             broker,
             call,
@@ -235,37 +227,33 @@ async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
     denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id) or call.denied(
         Operation.READ, ResourceType.GROUP, request.group_id
     )
-    error = ErrorCode.INVALID_GROUP_ID
+    error = ErrorCode.NONE
     if denied is not None:
         error = denied.code
-    elif is_group_id(request.group_id):
-        error = broker.group_coordinator.check_commit(
-            request.group_id,
-            request.member_id,
-            request.generation_id,
-            request.group_instance_id,
-            now_ms=broker.now_ms(),
-            transactional=True,
-        )
-    rows: list[OffsetRow] = []
-    responses: list[Struct] = []  # to the rows
-    topics = []
-    for topic in request.topics:
-        opened = broker.topics.find(topic.name)
-        refusal = None if denied is not None else call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
-        partitions = []
-        for requested in topic.partitions:
-            code = refusal.code if refusal is not None else error or refused(broker, opened, requested)
-            partitions.append(response.Partition(partition_index=requested.partition_index, error_code=code))
-            if opened is not None and not code:
-                responses.append(partitions[-1])
-                rows.append(offset_row(opened, requested))
-        topics.append(response.Topic(name=topic.name, partitions=partitions))
-    if rows:  # no `await` since the check
-        code = await _commit_offsets(broker, call, rows)
-        for answer in responses:
-            answer.error_code = code
-    return response(topics=topics)
+    elif not is_group_id(request.group_id):
+        error = ErrorCode.INVALID_GROUP_ID
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    wanted = await read_commit(broker, call, turn, error)
+    if not wanted.checked:
+        return response(topics=wanted.topics)
+    error = broker.group_coordinator.check_commit(
+        request.group_id,
+        request.member_id,
+        request.generation_id,
+        request.group_instance_id,
+        now_ms=broker.now_ms(),
+        transactional=True,
+    )
+    if error:
+        error = await refused_member(broker, request.group_id, error, ErrorCode.ILLEGAL_GENERATION)
+        await wanted.refuse(turn, error)
+    elif wanted.rows:  # no `await` since the check
+        code = await _commit_offsets(broker, call, wanted.rows)
+        for partition in wanted.responses if code else ():
+            if turn.is_over:
+                await turn.next()
+            partition.error_code = code
+    return response(topics=wanted.topics)
 
 
 async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> ErrorCode:
@@ -378,6 +366,8 @@ async def describe_producers(broker: Broker, call: Call) -> Struct:
     topics = []
     turn = broker.large_requests.turn(call)
     for topic in call.request.topics:
+        if turn.is_over:
+            await turn.next()
         opened = broker.topics.find(topic.name)
         denied = call.denied(Operation.READ, ResourceType.TOPIC, topic.name)
         partitions = []
@@ -483,7 +473,7 @@ HANDLERS = (
         0,
         5,
         txn_offset_commit,
-        runs=(LOOP, WRITE),
+        runs=(LOOP, CATALOG, WRITE),
         rights=("Write TransactionalId", "Read Group", "Read Topic"),
         max_response_bytes=LARGE,
     ),

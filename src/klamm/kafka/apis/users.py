@@ -38,16 +38,29 @@ _SIZES = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}  # of a salted password
 
 
 async def describe_user_scram_credentials(broker: Broker, call: Call) -> Struct:
+    results = []
+    turn = broker.large_requests.turn(call)
     error = call.denied(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
     if error is not None:
         response = DESCRIBE_USER_SCRAM_CREDENTIALS.response
         denied = {"error_code": error.code, "error_message": error.message}
-        results = [response.Result(user="", **denied) for _ in call.request.users or ()]  # nameless, as in Kafka
+        for _ in call.request.users or ():
+            if turn.is_over:
+                await turn.next()
+            results.append(response.Result(user="", **denied))  # nameless, as in Kafka
         return response(**denied, results=results)
-    users = {user.name: user for user in await broker.catalog(broker.users.all)}
+    users = await broker.catalog(_by_name, broker.users)
     requested = Counter(each.name for each in call.request.users or ())
-    results = [_described(name, users, requested[name]) for name in requested or users]
+    for name in requested or users:
+        if turn.is_over:
+            await turn.next()
+        results.append(_described(name, users, requested[name]))
     return DESCRIBE_USER_SCRAM_CREDENTIALS.response(error_code=0, error_message=None, results=results)
+
+
+def _by_name(users: Users) -> dict[str, User]:
+    """Return all users. In a thread."""
+    return {user.name: user for user in users.all()}
 
 
 def _described(name: str, users: dict[str, User], times: int) -> Struct:
@@ -81,15 +94,13 @@ async def alter_user_scram_credentials(broker: Broker, call: Call) -> Struct:
         errors = {each.name: denied for each in (*call.request.deletions, *call.request.upsertions)}
     else:
         errors = await broker.administer(_alter, broker.users, call.request)
-    response = ALTER_USER_SCRAM_CREDENTIALS.response
-    results = [
-        response.Result(
-            user=name,
-            error_code=0 if error is None else error.code,
-            error_message=None if error is None else str(error),
-        )
-        for name, error in errors.items()
-    ]
+    response, results = ALTER_USER_SCRAM_CREDENTIALS.response, []
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    for name, error in errors.items():
+        if turn.is_over:
+            await turn.next()
+        code, message = (0, None) if error is None else (error.code, str(error))
+        results.append(response.Result(user=name, error_code=code, error_message=message))
     return response(results=results)
 
 

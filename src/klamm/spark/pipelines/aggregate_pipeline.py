@@ -37,7 +37,7 @@ from klamm.spark.checkpoint import query_of, watermark_ms
 from klamm.spark.functions import F
 from klamm.spark.pipelines.dead_letters import HEADERS
 from klamm.spark.pipelines.fields import Field
-from klamm.spark.pipelines.query_runner import behind, check_not_connect, drain, dropped, home, source
+from klamm.spark.pipelines.query_runner import behind, check_not_connect, drain, dropped, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
     check,
@@ -104,12 +104,12 @@ def aggregate(
     check(max_offsets, every)
     letters = dead_letters or f"{topic}.dlq"
     found = source(store, topic)
-    check_topics((topic,), to=to, dead_letters=letters)
+    check_topics(found, to=to, dead_letters=letters)
     if table:
         check_not_connect(spark, "aggregate with table=True")
         check_table(found, to)
     options = {**plan.options(), "to": to, "table": table, "dead_letters": letters}
-    folder = found.take("aggregate", home(found, f"aggregate-{topic}-{to}", checkpoint), options)
+    folder = found.take("aggregate", found.store.folder(f"aggregate-{topic}-{to}", checkpoint, "checkpoint"), options)
     with folder.alone():
         make_topics(found, to, {}, {topic: letters} if plan.may_fail else {}, compacted=table)
         own = stream_session(spark)
@@ -282,12 +282,15 @@ def _aggregated(records: DataFrame, plan: _WindowPlan, to: str, letters: str) ->
 
 def _writer(rows: DataFrame, found: Source, checkpoint: str, *, table: bool) -> DataStreamWriter:
     if not table:
-        return write_stream(rows, found.path, checkpointLocation=checkpoint).outputMode("append")
+        return write_stream(rows, found.store.path, **found.store.login, checkpointLocation=checkpoint).outputMode(
+            "append"
+        )
 
     # Spark has no mode "update" for a sink in Python, so each micro-batch is written by a job that is done once.
     def save(batch: DataFrame, number: int) -> None:
         name = f"pipeline {query_of(checkpoint)}"
-        write(batch, found.path, txnAppId=name, txnVersion=number, checkpointLocation=checkpoint)
+        once = {"txnAppId": name, "txnVersion": number, "checkpointLocation": checkpoint}
+        write(batch, found.store.path, **found.store.login, **once)
 
     return rows.writeStream.foreachBatch(save).option("checkpointLocation", checkpoint).outputMode("update")
 
@@ -318,7 +321,8 @@ class _Late:
         begin, end = (_offsets(progress["sources"][0][name]) for name in ("startOffset", "endOffset"))
         records = read(
             self.spark,
-            self.found.path,
+            self.found.store.path,
+            **self.found.store.login,
             assign={self.topic: sorted(int(each) for each in end[self.topic])},
             startingOffsets=json.dumps(_complete(begin, end)),
             endingOffsets=json.dumps(end),

@@ -58,7 +58,6 @@ from klamm.spark.pipelines.report import Report
 from klamm.spark.pipelines.schema_history import SchemaHistory
 from klamm.spark.range_reader import Task
 from klamm.store import names
-from klamm.store.directory import opened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
 
     from klamm.spark.pipelines.folder_files import Output
     from klamm.spark.pipelines.report import Progress
+    from klamm.spark.pipelines.store_location import StoreLocation
 
 __all__ = ["COLUMNS", "archive"]
 
@@ -139,6 +139,8 @@ def archive(
     if spark is None:
         _check_options_without_spark(files, schema, every)
     read = source(store, topic)
+    if _has_schema(files, schema):
+        read.store.check_writes_once("dead letters", "leave the schema out, or copy the topic into a store first")
     folder = _take_folder(
         read, topic, files, schema, dead_letters, {"format": format, "catalog": catalog, "table_name": table_name}
     )
@@ -151,21 +153,19 @@ def archive(
         total = behind(folder.checkpoint, read)
         if spark is None:
             begin = time.monotonic()
-            here = ArchiveHere(folder, journal, read.path, topic, max_offsets=max_offsets)
+            here = ArchiveHere(folder, journal, read.store, topic, max_offsets=max_offsets)
             here.run(progress, total)
             here.tidy(_MANY, file_bytes)
             return _report(topic, here, Outcome(here.rows, here.batches, time.monotonic() - begin), folder, "local")
         schemas = _schemas(spark, folder, read, topic, schema, journal.state.batch)
-        work = _Work(folder, journal, read.path, topic, schemas, identity, file_bytes)
+        work = _Work(folder, journal, read.store, topic, schemas, identity, file_bytes)
         if schemas is not None and not schemas.is_known:
             if every is not None:
                 raise InvalidSetting(f"schema: {topic} has no records yet to infer it from", hint="give a schema")
             return Report("archive", topic, folder.directory, 0, 0, 0.0)
-        rows = klamm.spark.read_stream(
+        rows = read.rows(
             spark,
-            read.path,
-            subscribe=topic,
-            startingOffsets="earliest",
+            topic,
             maxOffsetsPerTrigger=max_offsets,
             minPartitions=max(1, min(spark.sparkContext.defaultParallelism, total // TASK_OFFSETS)),
             columns=",".join(COLUMNS),
@@ -182,9 +182,13 @@ def _report(topic: str, work: _Work | ArchiveHere, done: Outcome, folder: Pipeli
     return Report("archive", topic, folder.directory, *counts, details=details)
 
 
-def _check_options_without_spark(files: FolderFiles, schema: Any, every: str | None) -> None:
+def _has_schema(files: FolderFiles, schema: Any) -> bool:
     known = PipelineDirectory.read(files)
-    if schema is not None or (known is not None and known["options"].get("schema") is not None):
+    return schema is not None or (known is not None and known["options"].get("schema") is not None)
+
+
+def _check_options_without_spark(files: FolderFiles, schema: Any, every: str | None) -> None:
+    if _has_schema(files, schema):
         raise InvalidSetting(f"{files.root}: an archive with a schema needs Spark", hint="give a session")
     if every is not None:
         raise InvalidSetting("every: needs Spark", hint="give a session, or run archive without Spark now and then")
@@ -218,7 +222,7 @@ def _take_folder(
     known = PipelineDirectory.read(files)
     chosen = _format_options(files, None if known is None else known["options"], table_options)
     text = _ddl(schema)
-    has_schema = text is not None or (known is not None and known["options"].get("schema") is not None)
+    has_schema = _has_schema(files, text)
     if dead_letters is not None and not has_schema:
         raise InvalidSetting(
             "dead_letters: without a schema every record fits", hint="give a schema, or leave dead_letters out"
@@ -295,7 +299,7 @@ def _note_topic(folder: PipelineDirectory, read: Source, topic: str) -> str:
         known: Mapping[str, Any] = json.loads(folder.files.read(name))
     except FileNotFoundError:
         known = {"id": uuid.uuid4().hex, "starts": []}
-    with opened(read.path) as core:
+    with read.store.opened() as core:
         found = core.topic(topic)
         starts = list(known["starts"])
         starts += [each.ends().start for each in found.partitions()[len(starts) :]]
@@ -319,7 +323,7 @@ def _schemas(
         return None
     schemas = SchemaHistory(folder, topic, grows=folder.options.get("format") is not None)
     if not schemas.is_known:
-        rows = klamm.spark.read(spark, read.path, subscribe=topic, columns="value")
+        rows = klamm.spark.read(spark, read.store.path, **read.store.login, subscribe=topic, columns="value")
         schemas.begin(spark, _texts(rows))
     elif schema is not None and schema != "infer":
         schemas.extend(parse_schema(schema), done)
@@ -336,7 +340,7 @@ class _Work:
 
     folder: PipelineDirectory
     journal: Journal
-    store: str
+    store: StoreLocation
     topic: str
     schemas: SchemaHistory | None
     identity: str
@@ -375,7 +379,7 @@ class _Work:
         """Let tasks write the records as they are, from the segments to Parquet: Spark has no part in it."""
         assert self.session is not None
         most = self.session.sparkContext.defaultParallelism
-        parts = tasks_of(self.store, self.topic, self.folder.checkpoint, number, most)
+        parts = tasks_of(self.store.options, self.topic, self.folder.checkpoint, number, most)
         if not parts:
             return []
         write = partial(_write, parts, self.folder.files.output(path), has_dates=self._has_dates)
@@ -409,13 +413,14 @@ class _Work:
         if not unfit:
             return
         assert self.session is not None
-        with opened(self.store) as core:
+        with self.store.opened() as core:
             name = dead_letter_topic(core, self.topic, self.folder.options["dead_letters"]).name
         rows = rows_of(self.session, self.folder.files, [each.path for each in unfit])
         rows = rows.sortWithinPartitions("partition", "offset")
         klamm.spark.write(
             schema.letters(rows),
-            self.store,
+            self.store.path,
+            **self.store.login,
             topic=name,
             txnAppId=f"klamm.archive.{self.identity}",
             txnVersion=number,

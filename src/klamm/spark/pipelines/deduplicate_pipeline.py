@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from klamm.spark.functions import F
 from klamm.spark.pipelines.dead_letters import HEADERS
 from klamm.spark.pipelines.fields import Field
-from klamm.spark.pipelines.query_runner import behind, drain, home, source
+from klamm.spark.pipelines.query_runner import behind, drain, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
     check,
@@ -76,7 +76,7 @@ def deduplicate(
     check(max_offsets, every)
     letters = dead_letters or f"{topic}.dlq"
     found = source(store, topic)
-    check_topics((topic,), to=to, dead_letters=letters)
+    check_topics(found, to=to, dead_letters=letters)
     options = {
         "to": to,
         "by": str(field),
@@ -84,7 +84,9 @@ def deduplicate(
         "watermark": f"{delay} milliseconds",
         "dead_letters": letters,
     }
-    folder = found.take("deduplicate", home(found, f"deduplicate-{topic}-{to}", checkpoint), options)
+    folder = found.take(
+        "deduplicate", found.store.folder(f"deduplicate-{topic}-{to}", checkpoint, "checkpoint"), options
+    )
     with folder.alone():
         make_topics(found, to, {"max.message.bytes": max_bytes(found, topic)}, {topic: letters})
         own = stream_session(spark)
@@ -92,7 +94,8 @@ def deduplicate(
         outcome = drain(
             write_stream(
                 _deduplicated(records, field, f"{delay} milliseconds", reach, to, letters),
-                found.path,
+                found.store.path,
+                **found.store.login,
                 checkpointLocation=folder.checkpoint,
                 keepTimestamps=True,
             ),

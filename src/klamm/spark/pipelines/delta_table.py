@@ -5,7 +5,8 @@
 A commit has the number of the change (archive_table.py, TBL1 to TBL3) as txnVersion. Small files are merged by Delta's
 own OPTIMIZE, which leaves the old ones for readers of older versions; VACUUM removes them. The package syncs nothing,
 so a power cut may leave the commit of an OPTIMIZE and not its files: such a last commit is removed, and the old files
-are the table's again. In an object store a commit is one PUT with a condition, and whole: nothing is synced or removed.
+are the table's again. Of a torn checkpoint: delta_checkpoint.py. In an object store a commit is one PUT with a
+condition, and whole: nothing is synced or removed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from urllib.parse import unquote
 from klamm.disk import files
 from klamm.errors import KlammError, NotInstalled
 from klamm.spark.pipelines.archive_table import ArchiveTable, FileStatistics, TableFile, empty_schema, statistics_of
+from klamm.spark.pipelines.delta_checkpoint import remove_torn
 
 if TYPE_CHECKING:
     from klamm.spark.pipelines.folder_files import FolderFiles
@@ -51,7 +53,9 @@ class DeltaTable(ArchiveTable):
         self._versions: range = range(0)  # that this process has written and not synced
 
     def _last_sequence(self) -> int | None:
-        self._remove_torn()
+        if self._files.is_local:
+            self._remove_torn()
+            remove_torn(f"{self._directory}/{LOG}")
         self._table = self._open()
         return None if self._table is None else self._table.transaction_version(self._app_id)
 
@@ -84,8 +88,6 @@ class DeltaTable(ArchiveTable):
 
         A change is committed again, and small files are merged again.
         """
-        if not self._files.is_local:
-            return
         log = f"{self._directory}/{LOG}"
         commits = [name for name in os.listdir(log) if _COMMIT.fullmatch(name)] if os.path.isdir(log) else []
         path = f"{log}/{max(commits, default='')}"

@@ -281,7 +281,8 @@ def local(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
         raise InvalidSetting(
-            f"{text}: is not a folder of this machine", hint="give a folder that this machine and all workers see"
+            f"{text.partition('?')[0]}: is not a folder of this machine",
+            hint="give a folder that this machine and all workers see",
         )
     return os.path.abspath(text.removeprefix("file://"))
 

@@ -30,7 +30,7 @@ from klamm.errors import InvalidSetting
 from klamm.spark.functions import F
 from klamm.spark.pipelines.dead_letters import HEADERS
 from klamm.spark.pipelines.fields import Field
-from klamm.spark.pipelines.query_runner import behind, drain, home, source
+from klamm.spark.pipelines.query_runner import behind, drain, source
 from klamm.spark.pipelines.report import Progress, Report
 from klamm.spark.pipelines.streams import (
     check,
@@ -92,7 +92,7 @@ def join(
         raise InvalidSetting(f"right: {right!r} is the left topic, too", hint="join two topics")
     found = source(store, left, right)
     boxes = {name: f"{name}.dlq" for name in (left, right)}
-    check_topics((left, right), to=to, left_letters=boxes[left], right_letters=boxes[right])
+    check_topics(found, to=to, left_letters=boxes[left], right_letters=boxes[right])
     options = {
         "left": left,
         "to": to,
@@ -101,7 +101,7 @@ def join(
         "by": [str(each) for each in fields],
         "how": how,
     }
-    folder = found.take("join", home(found, f"join-{left}-{right}-{to}", checkpoint), options)
+    folder = found.take("join", found.store.folder(f"join-{left}-{right}-{to}", checkpoint, "checkpoint"), options)
     largest = sum(max_bytes(found, name) for name in boxes) + _ROOM
     with folder.alone():
         make_topics(found, to, {"max.message.bytes": largest}, boxes)
@@ -112,7 +112,9 @@ def join(
             wrong = each.where(field.bytes().isNull())
             rows = rows.unionByName(to_letters(wrong, boxes[name], _reason(field), f"letters {name}"))
         outcome = drain(
-            write_stream(rows, found.path, checkpointLocation=folder.checkpoint, keepTimestamps=True),
+            write_stream(
+                rows, found.store.path, **found.store.login, checkpointLocation=folder.checkpoint, keepTimestamps=True
+            ),
             every=every,
             progress=progress,
             total=behind(folder.checkpoint, found),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from klamm.spark.pipelines.folder_files import FolderFiles
     from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
     from klamm.spark.pipelines.report import Progress
+    from klamm.spark.pipelines.store_location import StoreLocation
 
 __all__ = ["TASK_OFFSETS", "ArchiveHere", "merge_small", "tasks_of"]
 
@@ -39,9 +40,10 @@ TASK_OFFSETS = 100_000
 """The least that a task of Spark's reads, if there is that much: each task writes a file for each day."""
 
 
-def tasks_of(store: str, topic: str, location: str, number: int, most: int) -> list[list[Task]]:
+def tasks_of(store: Mapping[str, str], topic: str, location: str, number: int, most: int) -> list[list[Task]]:
     """Return what a planned micro-batch reads, divided among `most` tasks of Spark's or fewer.
 
+    `store`: the options of format("klamm") that name it.
     The checkpoint at `location` has the plan of micro-batch `number`.
     """
     end = _planned(location, number)
@@ -55,8 +57,8 @@ def tasks_of(store: str, topic: str, location: str, number: int, most: int) -> l
     return list(shared_out(tasks, parts))
 
 
-def _options(store: str, topic: str, min_partitions: int = 1) -> ReadOptions:
-    given = {"path": store, "subscribe": topic, "startingOffsets": "earliest", "minPartitions": str(min_partitions)}
+def _options(store: Mapping[str, str], topic: str, min_partitions: int = 1) -> ReadOptions:
+    given = {**store, "subscribe": topic, "startingOffsets": "earliest", "minPartitions": str(min_partitions)}
     return ReadOptions.parse({**given, "columns": ",".join(COLUMNS)}, streaming=True)
 
 
@@ -82,19 +84,22 @@ def _planned(location: str, number: int) -> StreamOffsets | None:
 
 def _tasks(planner: Planner, options: ReadOptions, begin: StreamOffsets, end: StreamOffsets) -> list[Task]:
     ranges = planner.between(begin, end)
-    return [Task(options.path, planner.store_id, each, options.isolation, options.fail_on_data_loss) for each in ranges]
+    return [
+        Task(options.path, planner.store_id, each, options.isolation, options.fail_on_data_loss, options.server)
+        for each in ranges
+    ]
 
 
 class ArchiveHere:
     """One run of an archive without Spark, with what it has done so far."""
 
     def __init__(
-        self, folder: PipelineDirectory, journal: Journal, store: str, topic: str, *, max_offsets: int
+        self, folder: PipelineDirectory, journal: Journal, store: StoreLocation, topic: str, *, max_offsets: int
     ) -> None:
         self._folder = folder
         self._journal = journal
         self._max_offsets = max_offsets
-        self._options = _options(store, topic)
+        self._options = _options(store.options, topic)
         self.rows = self.letters = self.files = self.merged = self.batches = 0
 
     def run(self, progress: Progress | None, total: int) -> None:

@@ -1,16 +1,17 @@
-"""A Quality for people: as rows of a table, and as a page with charts (quality_page.html, charts.py).
+"""A Quality for people: as rows of a table, and as a page with charts (quality_page.html).
 
 The page is one file. Whatever came from the topic (its name, field names, keys) is escaped.
 """
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from klamm.spark.pipelines.charts import COLOURS, WIDTH, bars, legend, note, number, rect, svg, table, text
+from klamm.charts import COLOURS, WIDTH, bars, legend, number, rect, rule, svg, text
+from klamm.html import Html, el, join
 
 if TYPE_CHECKING:
     from klamm.spark.pipelines.quality_report import Quality
@@ -109,8 +110,8 @@ def page(quality: Quality) -> str:
     values, keys, found = quality.values, quality.keys, quality.json
     template = Template((files(__package__) / "quality_page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        topic=escape(quality.topic),
-        store=escape(quality.store),
+        topic=join([quality.topic]),
+        store=join([quality.store]),
         since=f"records since {_short(quality.since)}, " if quality.since else "",
         records=number(quality.records),
         missing=number(quality.gaps["missing"]),
@@ -127,6 +128,27 @@ def page(quality: Quality) -> str:
         sizes=_sizes(quality),
         fields=_fields(quality),
     )
+
+
+def _note(sentence: str) -> Html:
+    """Return a paragraph in small print."""
+    return el("p", sentence, class_="note")
+
+
+def _table(heads: Sequence[str], body: Iterable[Sequence[Any]], numbers: Iterable[int] = ()) -> Html:
+    """Return a table whose columns `numbers` are aligned to the right."""
+    right = set(numbers)
+
+    def row(tag: str, cells: Sequence[Any]) -> Html:
+        return el("tr", [el(tag, _shown(cell), class_="n" if at in right else None) for at, cell in enumerate(cells)])
+
+    return el("div", el("table", row("th", heads), [row("td", cells) for cells in body]), class_="wide")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return number(value) if isinstance(value, int | float) else str(value)
 
 
 class _Axis:
@@ -154,16 +176,16 @@ class _Axis:
         return max(self.width * 0.9, self.width - 1)
 
 
-def _over_time(quality: Quality) -> str:
+def _over_time(quality: Quality) -> Html:
     if not quality.buckets:
-        return note("There are no records with a timestamp.")
+        return _note("There are no records with a timestamp.")
     axis = _Axis(quality, _LEFT)
     most = max(each["records"] for each in quality.buckets)
     several = 1 < len(quality.partitions) <= len(COLOURS)
     base = _HEIGHT - 22
     parts = [
-        f'<line x1="{_LEFT}" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="#c3c7cc"/>',
-        f'<line x1="{_LEFT}" y1="10" x2="{WIDTH}" y2="10" stroke="#eceff2"/>',
+        rule(_LEFT, base, WIDTH, "#c3c7cc"),
+        rule(_LEFT, 10, WIDTH, "#eceff2"),
         text(_LEFT - 6, 14, number(most), "end"),
         text(_LEFT - 6, base, "0", "end"),
         text(_LEFT, _HEIGHT - 6, axis.ends[0]),
@@ -178,13 +200,14 @@ def _over_time(quality: Quality) -> str:
             y -= height
             colour = COLOURS[int(partition) if several else 0]
             title = f"{_short(each['at'])}: {records:,} records" + (f" of partition {partition}" if several else "")
-            parts.append(rect(axis.x(each["at"]), y, min(axis.bar, _WIDEST), height, colour, title))
-    key = legend((f"partition {n}", COLOURS[n]) for n in range(len(quality.partitions))) if several else ""
+            parts.append(rect(axis.x(each["at"]), y, min(axis.bar, _WIDEST), height, colour=colour, title=title))
+    key = legend((f"partition {n}", COLOURS[n]) for n in range(len(quality.partitions))) if several else None
     article = "an" if quality.bucket == "hour" else "a"
-    return svg(_HEIGHT, "records over time", parts) + key + note(f"Each bar is of {article} {quality.bucket}.")
+    drawn = svg(parts, WIDTH, _HEIGHT, "records over time")
+    return join([drawn, key, _note(f"Each bar is of {article} {quality.bucket}.")])
 
 
-def _partitions(quality: Quality) -> str:
+def _partitions(quality: Quality) -> Html:
     head = ("partition", "records", "first offset", "last offset", "from", "to", "gaps", "missing")
     body = [
         (
@@ -195,47 +218,48 @@ def _partitions(quality: Quality) -> str:
         )
         for each in quality.partitions
     ]
-    return table(head, body, (1, 2, 3, 6, 7))
+    return _table(head, body, (1, 2, 3, 6, 7))
 
 
-def _gaps(quality: Quality) -> str:
+def _gaps(quality: Quality) -> Html:
     gaps = quality.gaps
     if not gaps["count"]:
-        return note("None: every offset from the first to the last has its record.")
+        return _note("None: every offset from the first to the last has its record.")
     body = [
         (str(each["partition"]), each["start"], each["end"] - 1, each["end"] - each["start"])
         for each in gaps["largest"]
     ]
     intro = f"{gaps['count']:,} gaps with {gaps['missing']:,} offsets: compacted, aborted, or markers of transactions."
     more = " The largest:" if gaps["count"] > len(body) else ""
-    return note(intro + more) + table(("partition", "from", "to", "offsets"), body, (1, 2, 3))
+    return join([_note(intro + more), _table(("partition", "from", "to", "offsets"), body, (1, 2, 3))])
 
 
-def _keys(quality: Quality) -> str:
+def _keys(quality: Quality) -> Html:
     keys = quality.keys
-    intro = note(
+    intro = _note(
         f"{keys['distinct']:,} keys, {keys['repeated']:,} of them in several records; {keys['null']:,} records without."
     )
     most = [(each["key"], each["records"]) for each in keys["most"][:_MOST_KEYS]]
-    return intro + bars("the most frequent keys", most, "records", 250, COLOURS[0]) if most else intro
+    return join([intro, bars("the most frequent keys", most, "records", 250, COLOURS[0]) if most else None])
 
 
-def _sizes(quality: Quality) -> str:
+def _sizes(quality: Quality) -> Html:
     values = quality.values
     if values["max"] is None:
-        return note("There are no values.")
-    intro = note(f"{values['total']:,} bytes in all; {values['tombstones']:,} tombstones.")
-    return intro + bars("value sizes", [(name, values[name]) for name in _SIZES], "bytes", _LEFT, COLOURS[2])
+        return _note("There are no values.")
+    intro = _note(f"{values['total']:,} bytes in all; {values['tombstones']:,} tombstones.")
+    sizes = [(name, values[name]) for name in _SIZES]
+    return join([intro, bars("value sizes", sizes, "bytes", _LEFT, COLOURS[2])])
 
 
-def _fields(quality: Quality) -> str:
+def _fields(quality: Quality) -> Html:
     found = quality.json
     intro = (
         f"Of {found['values']:,} values, {found['json']:,} are JSON, {found['broken']:,} begin like it and do not "
         f"parse, {found['other']:,} are something else."
     )
     if not quality.fields:
-        return note(intro)
+        return _note(intro)
     if quality.fields_in_all > len(quality.fields):
         intro += f" There are {quality.fields_in_all:,} fields; these are the most frequent."
     body = [
@@ -247,7 +271,7 @@ def _fields(quality: Quality) -> str:
         )
         for each in quality.fields
     ]
-    return note(intro) + _strips(quality) + table(("field", "records", "types", "remarks"), body, (1,))
+    return join([_note(intro), _strips(quality), _table(("field", "records", "types", "remarks"), body, (1,))])
 
 
 def _stretches(field: dict[str, Any], axis: _Axis) -> list[tuple[str, str, list[str]]]:
@@ -262,10 +286,10 @@ def _stretches(field: dict[str, Any], axis: _Axis) -> list[tuple[str, str, list[
     return found
 
 
-def _strips(quality: Quality) -> str:
+def _strips(quality: Quality) -> Html | None:
     """Return a line for each field: when it was there, in the colour of its type."""
     if not quality.buckets:
-        return ""
+        return None
     left = 200
     axis = _Axis(quality, left)
     parts = []
@@ -277,7 +301,8 @@ def _strips(quality: Quality) -> str:
             colour = _TYPES[types[0]] if len(types) == 1 else _SEVERAL
             when = _short(first) if first == last else f"{_short(first)} to {_short(last)}"
             width = axis.x(last) - axis.x(first) + axis.bar
-            parts.append(rect(axis.x(first), y + 3, width, 12, colour, f"{field['path']}, {when}: {', '.join(types)}"))
+            title = f"{field['path']}, {when}: {', '.join(types)}"
+            parts.append(rect(axis.x(first), y + 3, width, 12, colour=colour, title=title))
     height = 18 * len(fields) + 20
     parts.append(text(left, height - 5, axis.ends[0]))
     if len(quality.buckets) > 1:
@@ -286,4 +311,4 @@ def _strips(quality: Quality) -> str:
     colours = [(name, colour) for name, colour in _TYPES.items() if name in used]
     if any(len(set(each["types"]) - {"null"}) > 1 for field in fields for each in field["by_bucket"]):
         colours.append(("several types", _SEVERAL))
-    return svg(height, "fields over time", parts) + legend(colours)
+    return join([svg(parts, WIDTH, height, "fields over time"), legend(colours)])

@@ -126,7 +126,7 @@ def quality(
 
     report(0)
     made: Sums = (
-        SumsHere(found.path, topic, since_ms) if spark is None else SumsOfSpark(spark, found.path, topic, since_ms)
+        SumsHere(found.store, topic, since_ms) if spark is None else SumsOfSpark(spark, found.store, topic, since_ms)
     )
     with closing(made) as sums:
         step = _step(sums)
@@ -140,7 +140,7 @@ def quality(
     buckets = _buckets(hours, BUCKETS[step])
     return Quality(
         topic=topic,
-        store=found.path,
+        store=found.store.path,
         since=None if since_ms is None else _iso(since_ms),
         records=sum(row["records"] for row in hours),
         bucket=step,

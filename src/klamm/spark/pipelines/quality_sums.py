@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from klamm.spark.pipelines.store_location import StoreLocation
+
 __all__ = ["Sums", "SumsHere", "SumsOfSpark"]
 
 _COLUMNS = "key,value,partition,offset,timestamp"
@@ -54,17 +56,18 @@ class SumsOfSpark:
 
     engine = "spark"
 
-    def __init__(self, spark: SparkSession, path: str, topic: str, since_ms: int | None) -> None:
+    def __init__(self, spark: SparkSession, store: StoreLocation, topic: str, since_ms: int | None) -> None:
         from pyspark import StorageLevel
 
-        self._spark, self._path, self._topic, self._since_ms = spark, path, topic, since_ms
+        self._spark, self._store, self._topic, self._since_ms = spark, store, topic, since_ms
         self._view = f"klamm_sums_{uuid.uuid4().hex}"
         self._sums = self._read(_COLUMNS).mapInArrow(count, SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
         self._sums.createOrReplaceTempView(self._view)
 
     def _read(self, columns: str) -> DataFrame:
         tasks = self._spark.conf.get("spark.sql.shuffle.partitions")
-        rows = read_rows(self._spark, self._path, minPartitions=tasks, **_options(self._topic, self._since_ms, columns))
+        options = {**self._store.login, **_options(self._topic, self._since_ms, columns)}
+        rows = read_rows(self._spark, self._store.path, minPartitions=tasks, **options)
         if self._since_ms is None:
             return rows
         return rows.where(F.col("timestamp") >= F.timestamp_millis(F.lit(self._since_ms)))
@@ -97,13 +100,13 @@ class SumsHere:
 
     engine = "local"
 
-    def __init__(self, path: str, topic: str, since_ms: int | None) -> None:
+    def __init__(self, store: StoreLocation, topic: str, since_ms: int | None) -> None:
         try:
             import duckdb
         except ImportError:
             raise NotInstalled.package("duckdb", "'klamm[sql]'") from None
         pa: Any = pyarrow()
-        self._path, self._topic, self._since_ms = path, topic, since_ms
+        self._store, self._topic, self._since_ms = store, topic, since_ms
         self._database: Any = duckdb.connect(":memory:")
         self._database.register("sums", pa.Table.from_batches([none(), *count(self._batches(_COLUMNS))]))
 
@@ -112,12 +115,13 @@ class SumsHere:
         from pyarrow import compute
 
         schema = schema_for(columns.split(","))
-        given = {"path": self._path, **_options(self._topic, self._since_ms, columns)}
+        given = {**self._store.options, **_options(self._topic, self._since_ms, columns)}
         options = ReadOptions.parse(given, streaming=False)
         functions: Any = compute
         with closing(Planner(options)) as planner:
             for each in planner.batch():
-                for batch in read(Task(options.path, planner.store_id, each, options.isolation, True), schema):
+                task = Task(options.path, planner.store_id, each, options.isolation, True, options.server)
+                for batch in read(task, schema):
                     if self._since_ms is None:
                         yield batch
                     else:

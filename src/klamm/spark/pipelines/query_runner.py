@@ -25,10 +25,11 @@ from klamm.spark.internals import is_connect, session_of
 from klamm.spark.offsets import OURS
 from klamm.spark.pipelines.folder_files import FolderFiles, files_of
 from klamm.spark.pipelines.journal import State
-from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
+from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from klamm.spark.pipelines.progress_reports import ProgressReports
 from klamm.spark.pipelines.registry import register
-from klamm.store.directory import opened
+from klamm.spark.pipelines.store_location import StoreLocation
+from klamm.spark.remote import read_stream
 from klamm.times import parse_duration
 from klamm.types import TopicId
 
@@ -52,7 +53,6 @@ __all__ = [
     "drain",
     "dropped",
     "duration",
-    "home",
     "plain_errors",
     "source",
 ]
@@ -71,7 +71,7 @@ _OURS = re.compile(r"klamm\.errors\.\w+: ([^\n]+)")
 class Source:
     """A store, and topics of it."""
 
-    path: str
+    store: StoreLocation
     store_id: str
     topics: Mapping[str, TopicId]
     """Their ids by name."""
@@ -81,29 +81,46 @@ class Source:
     def take(
         self, pipeline: str, directory: str | os.PathLike[str] | FolderFiles, options: Mapping[str, Any]
     ) -> PipelineDirectory:
-        """Take a folder for a pipeline that reads these topics, and let the store know of it."""
+        """Take a folder for a pipeline that reads these topics, and let the store know of it, if it is a directory.
+
+        Store and topics are known by their ids, so a pipeline may go on where the store is reached in another way.
+        """
         identity = {"pipeline": pipeline, "store": self.store_id, "topics": dict(self.topics)}
         folder = PipelineDirectory.take(directory, identity, options)
-        register(self.path, folder.directory, identity)
+        if self.store.server is None:
+            register(self.store.path, folder.directory, identity)
         return folder
+
+    def rows(self, spark: SparkSession, topic: str, **options: Any) -> DataFrame:
+        """Return a stream of a topic's records, from its beginning."""
+        given = {"subscribe": topic, "startingOffsets": "earliest", **options}
+        return read_stream(spark, self.store.path, **self.store.login, **given)
 
 
 def source(store: str | os.PathLike[str], *names: str) -> Source:
-    """Return the source. Raise UnknownTopic and NotAStore here, before a job starts."""
-    path = local(store)
-    with opened(path) as core:
+    """Return the source. Raise UnknownTopic, NotAStore and Unreachable here, before a job starts."""
+    location = StoreLocation.of(store)
+    with location.opened() as core:
         found = [core.topic(name) for name in names]
         return Source(
-            path,
+            location,
             core.catalog.store_id,
             {each.name: each.topic.id for each in found},
             {each.name: [partition.ends().end for partition in each.partitions()] for each in found},
         )
 
 
-def bytes_to_read(store: str | os.PathLike[str], topic: str, archive: str | os.PathLike[str] | None = None) -> int:
-    """Return how many bytes of log `quality` would read of a topic, or `archive` to that folder: about, by offsets."""
-    with opened(local(store)) as core:
+def bytes_to_read(
+    store: str | os.PathLike[str], topic: str, archive: str | os.PathLike[str] | None = None
+) -> int | None:
+    """Return how many bytes of log `quality` would read of a topic, or `archive` to that folder: about, by offsets.
+
+    None: the store is behind a server, which does not say.
+    """
+    location = StoreLocation.of(store)
+    if location.server is not None:
+        return None
+    with location.opened() as core:
         found = core.topic(topic)
         state = State() if archive is None else State.read(files_of(archive))
         total = 0.0
@@ -123,11 +140,6 @@ def check_not_connect(spark: SparkSession, pipeline: str) -> None:
         )
 
 
-def home(read: Source, name: str, given: str | os.PathLike[str] | None) -> str:
-    """Return the folder of a pipeline that writes to a topic: the one given, else one of its own in the store."""
-    return f"{read.path}/pipelines/{name}" if given is None else local(given)
-
-
 def checkpoint(
     store: str | os.PathLike[str],
     *topics: str,
@@ -137,13 +149,16 @@ def checkpoint(
 ) -> str:
     """Return the checkpoint of a pipeline of your own that reads `topics`: in `directory`, or in the store.
 
+    The store is a directory, or klamm://host:9092 or kafka://host:9092: then `directory` has to be given.
+
     The first run takes the folder. InvalidSetting if it belongs to another pipeline, to topics that were deleted and
     created again, or was begun with other `options`: a query that went on from there would be wrong.
     """
     if not topics:
         raise InvalidSetting("checkpoint: no topic given", hint="name the topics that the pipeline reads")
     read = source(store, *topics)
-    return read.take(pipeline, home(read, topics[0], directory), options or {}).checkpoint
+    folder = read.store.folder(topics[0], directory, "directory")
+    return read.take(pipeline, folder, options or {}).checkpoint
 
 
 def behind(checkpoint: str, read: Source) -> int:

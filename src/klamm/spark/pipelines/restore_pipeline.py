@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode
-from klamm.errors import InvalidSetting, NotAStore, StoreBusy, UnknownTopic
+from klamm.errors import InvalidSetting, NotAStore, StoreBusy, UnknownTopic, Unsupported
 from klamm.spark.functions import F
 from klamm.spark.pipelines.archive_rows import rows_of
 from klamm.spark.pipelines.folder_files import OURS, files_of
@@ -28,6 +28,7 @@ from klamm.spark.pipelines.journal import Journal, State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory, local
 from klamm.spark.pipelines.query_runner import plain_errors
 from klamm.spark.pipelines.report import Report
+from klamm.spark.pipelines.store_location import is_address
 from klamm.store.directory import opened
 from klamm.types import TopicId
 
@@ -82,6 +83,11 @@ def restore(
     It is all on disk when it returns. The next run continues one that was killed.
     """
     begin = time.monotonic()
+    if is_address(os.fspath(store)):
+        raise Unsupported(
+            "restore: the offsets of records can only be chosen in a directory, not through a server",
+            hint="run it where the store is, and name its directory",
+        )
     folder = _archive_of(source, storage_options)
     with folder.alone(recorded=False):
         journal = Journal(folder)

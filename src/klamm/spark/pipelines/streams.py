@@ -11,7 +11,8 @@ that has dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from klamm.client.work.dead_letters import dead_letter_topic
@@ -20,9 +21,7 @@ from klamm.spark.functions import F
 from klamm.spark.internals import own_session
 from klamm.spark.pipelines.dead_letters import COLUMNS, letters
 from klamm.spark.pipelines.query_runner import UNITS_MS, check_number, duration
-from klamm.spark.remote import read_stream
 from klamm.store import names
-from klamm.store.directory import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -85,14 +84,17 @@ def milliseconds(text: str, what: str, *, least: int = 1) -> int:
 # ---- topics
 
 
-def check_topics(topics: Sequence[str], **written: str) -> None:
-    """Check that names are valid, that no topic is both read and written, and letters are apart from results."""
+def check_topics(read: Source, **written: str) -> None:
+    """Check that names are valid, that no topic is both read and written, that letters are apart from results, and that
+    the store can be written to exactly once."""
+    topics = list(read.topics)
     for name, topic in written.items():
         names.validate(topic)
         if topic in topics:
             raise InvalidSetting(f"{name}: {topic!r} is an input of the pipeline", hint="write to another topic")
     if len(set(written.values())) < len(written):
         raise InvalidSetting(f"to: {written['to']!r} is the dead-letter topic", hint="write to another topic")
+    read.store.check_writes_once("results", "copy the topic into a store first, with klamm copy or a pipe")
 
 
 def make_topics(
@@ -100,19 +102,21 @@ def make_topics(
 ) -> None:
     """Make what is not there: `to`, with as many partitions as the first topic that is read, and `boxes`, for the dead
     letters of topics. What is there stays as it is."""
-    with opened(read.path) as core:
+    with read.store.opened() as core:
         policy = {"cleanup.policy": "compact"} if compacted else {}
         try:
-            core.catalog.create_topic(to, len(next(iter(read.ends.values()))), {**settings, **policy}, core.lay_out)
-        except TopicExists:
-            pass
+            core.topic(to)
+        except UnknownTopic:
+            count = len(next(iter(read.ends.values())))
+            with suppress(TopicExists):
+                core.catalog.create_topic(to, count, {**settings, **policy}, core.lay_out)
         for topic, name in boxes.items():
             dead_letter_topic(core, topic, name)
 
 
 def check_table(read: Source, to: str) -> None:
     """Check that a topic which is to be a table is compacted, or does not exist."""
-    with opened(read.path) as core:
+    with read.store.opened() as core:
         try:
             if "compact" not in core.topic(to).topic.settings.cleanup_policy:
                 raise InvalidSetting(
@@ -125,7 +129,7 @@ def check_table(read: Source, to: str) -> None:
 
 def max_bytes(read: Source, topic: str) -> int:
     """Return how large a record of the topic may be."""
-    with opened(read.path) as core:
+    with read.store.opened() as core:
         return core.topic(topic).topic.settings.max_message_bytes
 
 
@@ -135,14 +139,7 @@ def max_bytes(read: Source, topic: str) -> int:
 def incoming(spark: SparkSession, read: Source, topic: str, max_offsets: int | None) -> DataFrame:
     """Return the records of a topic, from its beginning, with all columns that a dead letter needs."""
     options: dict[str, Any] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
-    return read_stream(
-        spark,
-        read.path,
-        subscribe=topic,
-        startingOffsets="earliest",
-        columns=",".join(COLUMNS),
-        **options,
-    )
+    return read.rows(spark, topic, columns=",".join(COLUMNS), **options)
 
 
 def to_letters(df: DataFrame, to: str, reason: Column, name: str) -> DataFrame:

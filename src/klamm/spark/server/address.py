@@ -10,6 +10,9 @@
     ssl.endpoint.identification.algorithm  https (default): the certificate has to name the host; none: any name will do
 
 Files are read where they are needed: by the driver and by each task.
+
+Where one string names a store, as for a pipeline, the options stand behind the address, as `klamm.open` has them:
+klamm://host:9092?security.protocol=SASL_SSL&sasl.mechanism=…; in a value, %2B is a plus sign, and %26 an ampersand.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
 
 from klamm.errors import InvalidSetting
 from klamm.store.scram import MECHANISMS
 
-__all__ = ["SECURITY_OPTIONS", "SERVER", "ServerAddress"]
+__all__ = ["SECURITY_OPTIONS", "SERVER", "ServerAddress", "split_options"]
 
 SERVER = "server"
 SECURITY_OPTIONS = (
@@ -124,6 +128,15 @@ class ServerAddress:
                 hint="the files have to be where the driver and the tasks run, as PEM",
             ) from None
         return context
+
+
+def split_options(address: str) -> tuple[str, dict[str, str]]:
+    """Return an address without its options, of which one may be a password; and the options."""
+    plain, _, query = address.partition("?")
+    try:
+        return plain, dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError:
+        raise InvalidSetting(f"{plain}: its options cannot be read", hint="expected ?name=value&name=value") from None
 
 
 def spelled(host: str, port: int) -> str:

@@ -1,8 +1,14 @@
 """One attempt of a task that writes to a server: a transaction of its own, which the driver decides (decision.py).
 
-    InitProducerId   under a transactional id that another attempt may have used before: that one is fenced
-    Produce          batch after batch; the first to a partition makes it part of the transaction
-    EndTxn           only if the attempt fails: aborted
+    DescribeTransactions   which of its transactional ids has no open transaction
+    InitProducerId         under that id, which another attempt may have used before: that one is fenced
+    Produce                batch after batch; the first to a partition makes it part of the transaction
+    EndTxn                 only if the attempt fails: aborted
+
+Two attempts of a task may have the same number: when executors are lost, Spark runs a stage again, counts its attempts
+from 0 once more, and takes the result of an earlier one if that is done first. A task that was stopped may go on while
+a later micro-batch is written. So an attempt takes no id from another one whose transaction is open, but the next of
+`_IDS`; from the one that began first, if all of them are.
 
 An attempt that is killed leaves its transaction open. The driver's decision aborts it, the next attempt that uses its
 transactional id, or the server when `transaction.timeout.ms` have passed.
@@ -19,7 +25,7 @@ from klamm.batch import parse, patch
 from klamm.errors import Aborted, UnknownTopic
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire import Struct
-from klamm.kafka.wire.messages import END_TXN, INIT_PRODUCER_ID, PRODUCE
+from klamm.kafka.wire.messages import DESCRIBE_TRANSACTIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.client import Client
 from klamm.spark.server.errors import check
@@ -32,6 +38,8 @@ _IDS_SINCE = 13  # of Produce: a topic by its id
 _BUMPS_SINCE = 5  # of EndTxn: the next transaction has another epoch
 _TIMEOUT_MS = 30_000
 _ACKS = 1  # the server syncs before the decision
+_IDS = 4  # of attempts of one number
+_ONGOING = "Ongoing"
 _DUPLICATE = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 
@@ -50,7 +58,8 @@ class Attempt:
         self.size = 0
         """Bytes of batches."""
         self._client = Client(address)
-        self._name = transactional_id
+        self._ids = [transactional_id, *(f"{transactional_id}.{number}" for number in range(1, _IDS))]
+        self._id = transactional_id
         self._timeout_ms = timeout_ms
         self._producer: TaskTransaction | None = None
         self._topics: dict[int, tuple[str, TopicId]] = {}
@@ -92,7 +101,7 @@ class Attempt:
         producer = self._producer
         if producer is not None:
             request = END_TXN.request(
-                transactional_id=self._name,
+                transactional_id=self._id,
                 producer_id=producer.producer_id,
                 producer_epoch=producer.epoch,
                 committed=False,
@@ -102,11 +111,22 @@ class Attempt:
         self._client.close()
 
     def _begin(self) -> TaskTransaction:
-        request = INIT_PRODUCER_ID.request(transactional_id=self._name, transaction_timeout_ms=self._timeout_ms)
+        self._id = self._find_unused_id()
+        request = INIT_PRODUCER_ID.request(transactional_id=self._id, transaction_timeout_ms=self._timeout_ms)
         response = self._client.ask(INIT_PRODUCER_ID, request)
-        where = f"{self._client.address}: {self._name}"
-        check(where, response.error_code)
-        return TaskTransaction(self._name, response.producer_id, response.producer_epoch)
+        check(f"{self._client.address}: {self._id}", response.error_code)
+        return TaskTransaction(self._id, response.producer_id, response.producer_epoch)
+
+    def _find_unused_id(self) -> str:
+        request = DESCRIBE_TRANSACTIONS.request(transactional_ids=self._ids)
+        response = self._client.ask(DESCRIBE_TRANSACTIONS, request)
+        began_ms: dict[str, int] = {}
+        for each in response.transaction_states:
+            if each.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                check(f"{self._client.address}: {each.transactional_id}", each.error_code)
+            if each.transaction_state == _ONGOING:
+                began_ms[each.transactional_id] = each.transaction_start_time_ms
+        return min(self._ids, key=lambda name: began_ms.get(name, -1))
 
     def _send(self) -> None:
         while self._waiting:
@@ -135,7 +155,7 @@ class Attempt:
                 if failed[1] == ErrorCode.UNKNOWN_TOPIC_ID:
                     raise UnknownTopic(f"{failed[0]}: the topic was deleted while it was being written to")
                 if failed[1] == ErrorCode.INVALID_TXN_STATE:
-                    raise Aborted(f"{failed[0]}: {self._name}: the transaction is over", hint="nothing of it is read")
+                    raise Aborted(f"{failed[0]}: {self._id}: the transaction is over", hint="nothing of it is read")
                 check(*failed)
 
     def _request(self, keys: list[tuple[int, int]]) -> Struct:
@@ -148,4 +168,4 @@ class Attempt:
             kind.Topic(topic_id=bytes.fromhex(self._topics[number][1]), partition_data=batches)
             for number, batches in topics.items()
         ]
-        return kind(transactional_id=self._name, acks=_ACKS, timeout_ms=_TIMEOUT_MS, topic_data=data)
+        return kind(transactional_id=self._id, acks=_ACKS, timeout_ms=_TIMEOUT_MS, topic_data=data)

@@ -12,7 +12,8 @@ Promises
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
 
 A scope is `<writer>/<hash of the target>/`, and a transactional id is the scope, the number of the task's partition and
-the number of the attempt. So a streaming query uses the same few ids for all of its micro-batches.
+the number of the attempt; then one more, if another attempt uses that id (attempt.py). So a streaming query uses the
+same few ids for all of its micro-batches.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from klamm.spark.server.errors import check
 from klamm.store.once import WriterNumber
 from klamm.types import TopicId
 
-__all__ = ["Scope", "check_server", "client_of", "commit", "discard"]
+__all__ = ["Scope", "can_decide", "check_server", "client_of", "commit", "discard"]
 
 _TRIES = 5
 _DISCARD_TIMEOUT_S = 10.0
@@ -74,9 +75,14 @@ def client_of(address: ServerAddress) -> Client:
     return client
 
 
+def can_decide(client: Client) -> bool:
+    """Return whether the server can decide several transactions at once: whether it is klamm serve."""
+    return client.knows(DECIDE_TRANSACTIONS)
+
+
 def check_server(client: Client) -> None:
     """Raise Unsupported if the server cannot decide several transactions at once."""
-    if not client.knows(DECIDE_TRANSACTIONS):
+    if not can_decide(client):
         raise Unsupported(
             f"{client.address}: the server cannot commit what several tasks have written: it is not klamm serve",
             hint='an Apache Kafka is written to with format("kafka"), which is at least once; nothing was written',

@@ -13,7 +13,7 @@ What differs from a directory
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
+from functools import cached_property
 from typing import Any, Self
 
 from klamm.batch import HEADER_SIZE, decode, patch, verify, walk
@@ -25,10 +25,12 @@ from klamm.log.partition import Ends
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.client import EARLIEST, LATEST, RETRY_TIMEOUT_S, Client, TopicInfo
 from klamm.spark.server.errors import NotNow, check
+from klamm.spark.server.topic_catalog import TopicCatalog, read_settings
 from klamm.store.names import nearest
+from klamm.store.settings import Settings
 from klamm.types import TopicPartition
 
-__all__ = ["ServerPartition", "ServerStore", "ServerTopic"]
+__all__ = ["DescribedTopic", "ServerPartition", "ServerStore", "ServerTopic"]
 
 _MAX_WAIT_MS = 500
 _READ_BYTES = 1 << 20
@@ -51,13 +53,15 @@ class ServerStore:
         except BaseException:
             self.client.close()
             raise
-        self.catalog = SimpleNamespace(store_id=self.client.cluster_id)
+        self.catalog = TopicCatalog(self.client)
 
     def topic(self, name: str) -> ServerTopic:
         """Return a topic as it is now. Raise UnknownTopic if there is none."""
         found = self.client.topics([name]).get(name)
         if found is None:
-            raise UnknownTopic(f"Topic {name!r} does not exist", hint=nearest(name, self.client.topics()))
+            raise UnknownTopic(
+                f"Topic {name!r} does not exist", hint=nearest(name, self.client.topics().keys() - {name})
+            )
         return ServerTopic(self.client, found)
 
     def all_topics(self) -> tuple[int, list[ServerTopic]]:
@@ -67,12 +71,28 @@ class ServerStore:
 
     def is_in_place(self) -> bool:
         """Return whether the server still serves the store that it served first."""
-        store_id: str = self.catalog.store_id
-        return self.client.cluster_id == store_id
+        return self.client.cluster_id == self.catalog.store_id
+
+    def lay_out(self, *_: object) -> tuple[int, ...]:
+        """Return nothing: for callers that create topics."""
+        return ()
 
     def close(self) -> None:
         self.closed = True
         self.client.close()
+
+
+class DescribedTopic:
+    """A topic as the catalog has it. Its settings are asked for when they are needed."""
+
+    def __init__(self, client: Client, info: TopicInfo) -> None:
+        self._client = client
+        self.name = info.name
+        self.id = info.id
+
+    @cached_property
+    def settings(self) -> Settings:
+        return read_settings(self._client, self.name)
 
 
 class ServerTopic:
@@ -81,7 +101,7 @@ class ServerTopic:
     def __init__(self, client: Client, info: TopicInfo) -> None:
         self.client = client
         self.name = info.name
-        self.topic = SimpleNamespace(id=info.id)
+        self.topic = DescribedTopic(client, info)
         self.count = len(info.leaders)
         self._epochs = info.leader_epochs
         self._ends: dict[int, Ends] = {}

@@ -6,16 +6,13 @@ from typing import Any
 
 from klamm.arrow.encoding import Shape
 from klamm.errors import UnknownTopic
-from klamm.kafka.error_codes import ErrorCode
-from klamm.kafka.wire.messages import DESCRIBE_CONFIGS
 from klamm.spark.server.client import Client, TopicInfo
-from klamm.spark.server.errors import check
+from klamm.spark.server.topic_catalog import read_configs
 from klamm.store.names import nearest
 from klamm.types import TopicId
 
 __all__ = ["read_shapes"]
 
-_TOPIC = 2  # the type of a resource
 _MAX_BYTES, _POLICY = "max.message.bytes", "cleanup.policy"
 _SMALLEST_MAX_BYTES = 1 << 20
 """For a user without the right to read a topic's settings. The server checks each batch by them anyway."""
@@ -26,27 +23,13 @@ def read_shapes(client: Client, topic: str | None) -> dict[str, tuple[TopicId, S
     found = client.topics(None if topic is None else [topic])
     if topic is not None and topic not in found:
         raise UnknownTopic(f"Topic {topic!r} does not exist", hint=nearest(topic, client.topics()))
-    configs = client.patiently(lambda: _read_configs(client, sorted(found)))
+    configs = {
+        name: {each.name: each.value for each in entries}
+        for name, entries in read_configs(client, sorted(found), (_MAX_BYTES, _POLICY)).items()
+    }
     return {name: (info.id, _shape(info, configs.get(name, {}))) for name, info in found.items()}
 
 
 def _shape(info: TopicInfo, config: dict[str, Any]) -> Shape:
     is_keyed = "compact" in (config.get(_POLICY) or "")
     return Shape(info.name, len(info.leaders), int(config.get(_MAX_BYTES) or _SMALLEST_MAX_BYTES), is_keyed)
-
-
-def _read_configs(client: Client, names: list[str]) -> dict[str, dict[str, Any]]:
-    if not names:
-        return {}
-    kind = DESCRIBE_CONFIGS.request
-    resources = [
-        kind.Resource(resource_type=_TOPIC, resource_name=name, configuration_keys=[_MAX_BYTES, _POLICY])
-        for name in names
-    ]
-    found = {}
-    for each in client.ask(DESCRIBE_CONFIGS, kind(resources=resources)).results:
-        if each.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            continue
-        check(f"{client.address}: {each.resource_name}", each.error_code, each.error_message)
-        found[each.resource_name] = {config.name: config.value for config in each.configs}
-    return found
