@@ -139,6 +139,12 @@ MUTANTS = [
         (f"{OBJECT_TESTS}::test_small_objects_are_merged_when_they_are_settled",),
     ),
     Mutant(
+        "a change that another run has put into an Iceberg table is put there again",
+        "spark/pipelines/archive_table.py TBL1",
+        ((ICEBERG, '[_RETRIES] = "0"', '["klamm.nothing"] = "0"'),),
+        (f"{OBJECT_TESTS}::test_an_iceberg_table_in_an_object_store_has_each_record_once",),
+    ),
+    Mutant(
         "an error has the values of storage options",
         "spark/pipelines/object_files.py OBJ4",
         ((f"{PIPELINES}/folder_files.py", 'text = text.replace(value, "***")', "text = text.strip()"),),

@@ -57,7 +57,8 @@ class S3:
         import obstore
 
         store = self.store()
-        names = [each["path"] for chunk in obstore.list(store, prefix=f"{folder}/") for each in chunk]
+        objects = [each for chunk in obstore.list(store, prefix=f"{folder}/") for each in chunk]
+        names = [each["path"] for each in objects if each["size"]]  # without what pyarrow puts for a folder
         return {name.removeprefix(f"{folder}/"): bytes(obstore.get(store, name).bytes()) for name in sorted(names)}
 
     def table(self, folder: str) -> Any:
@@ -65,6 +66,17 @@ class S3:
         import deltalake
 
         return deltalake.DeltaTable(f"s3://lake/{folder}", storage_options=self.options)
+
+    def iceberg_rows(self) -> list[Row]:
+        """Return what readers of the Iceberg table find that the catalog `prod` has."""
+        from pyiceberg.catalog import load_catalog
+
+        names = {"s3.endpoint": self.endpoint, "s3.access-key-id": "klamm", "s3.secret-access-key": SECRET}
+        catalog: Any = load_catalog("prod", **names, **{"s3.region": "us-east-1"})
+        try:
+            return _rows(catalog.load_table("lake.orders").scan().to_arrow().to_pylist())
+        finally:
+            catalog.engine.dispose()
 
     def rows(self, folder: str, kind: str = "parquet") -> list[Row]:
         """Return what readers find, as `topic_rows` has it; the partition column is the day."""
@@ -77,13 +89,17 @@ class S3:
             if name.startswith("date="):
                 day = date.fromisoformat(name[5:15])
                 found += [{**row, "date": day} for row in pq.ParquetFile(BytesIO(data)).read().to_pylist()]
-        rows = []
-        for row in found:
-            assert row["date"] == row["timestamp"].date()
-            where = row["partition"], row["offset"], int(row["timestamp"].timestamp() * 1000)
-            headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
-            rows.append((*where, row["key"], row["value"], headers, row["timestampType"]))
-        return sorted(rows)
+        return _rows(found)
+
+
+def _rows(found: list[dict[str, Any]]) -> list[Row]:
+    rows = []
+    for row in found:
+        assert row["date"] == row["timestamp"].date()
+        where = row["partition"], row["offset"], int(row["timestamp"].timestamp() * 1000)
+        headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
+        rows.append((*where, row["key"], row["value"], headers, row["timestampType"]))
+    return sorted(rows)
 
 
 @contextmanager
@@ -101,7 +117,7 @@ def server() -> Iterator[S3]:
 # ---- processes to kill
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["pyarrow.parquet", "obstore", "deltalake", "klamm.spark.pipelines", __name__])
+_forks.set_forkserver_preload(["pytest", "pyarrow.parquet", "obstore", "klamm.spark.pipelines", __name__])
 
 
 def archiving(s3: S3, store: str, address: str, **options: Any) -> Any:

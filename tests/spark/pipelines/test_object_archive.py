@@ -6,29 +6,39 @@ import itertools
 import json
 import random
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy, Unreachable
-from klamm.spark.pipelines import archive, restore
+from klamm.errors import InvalidSetting, NotAStore, StoreBusy, Unreachable
+from klamm.spark.pipelines import (
+    archive,
+    list_pipelines,
+    reset_pipeline,
+    restore,
+    retire_pipeline,
+    show_pipeline,
+)
 from klamm.spark.pipelines.folder_files import OURS, files_of
 from klamm.spark.pipelines.journal import JOURNAL, Journal, State
 from klamm.spark.pipelines.pipeline_directory import PipelineDirectory
 from tests.crash.cases import seed_of
 from tests.spark.pipelines import objects
 from tests.spark.pipelines.objects import BUSY, S3, SECRET
-from tests.spark.pipelines.test_archive import DAY_MS, NEW_YEAR, topic_rows
+from tests.spark.pipelines.test_archive import DAY_MS, DRIVER, NEW_YEAR, topic_rows
 from tests.spark.pipelines.test_without_spark import Died, _die, fill
+from tests.spark.processes import driver, wait_for
 
 pytest.importorskip("pyspark")
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
 
-from klamm.spark.pipelines import object_files
+from klamm.spark.pipelines import object_files, parquet_files
 from klamm.spark.pipelines.delta_table import DeltaTable
 
 _numbers = itertools.count()
@@ -91,20 +101,24 @@ def test_a_topic_of_a_server_is_archived_and_its_directory_goes_on(s3: S3, store
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_done"),
+    ("kind", "is_done", "stride"),
     [
-        ("parquet", False),
-        ("parquet", True),
-        *(pytest.param("delta", is_done, marks=pytest.mark.soak) for is_done in (False, True)),
+        ("parquet", True, 3),
+        *(
+            pytest.param(kind, is_done, 1, marks=pytest.mark.soak)
+            for kind in ("parquet", "delta")
+            for is_done in (False, True)
+        ),
     ],
 )
 def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
-    s3: S3, store: klamm.Store, folder: str, kind: str, is_done: bool
+    s3: S3, store: klamm.Store, folder: str, kind: str, is_done: bool, stride: int
 ) -> None:
-    """Before the store carries it out, and after it."""
+    """Before the store carries it out, and after it. Of three changes one, whichever, or all of them."""
+    first = random.Random(seed_of()).randint(1, stride)
     store.topics.create("orders", 2)
     outcomes = []
-    for at in range(1, 40):
+    for at in range(first, 100, stride):
         few(store, 4)
         kill = {"at": at, "is_done": is_done}
         process = objects.archiving(s3, store.path, f"s3://lake/{folder}", kill=kill, format=kind)
@@ -116,26 +130,45 @@ def test_a_run_that_is_killed_at_any_change_is_made_up_for_by_the_next(
         if process.exitcode == 0:
             break
     assert {2, 6} == set(outcomes)
-    assert len(outcomes) > 6
+    assert len(outcomes) > 9 // stride
     assert is_whole(s3, store, folder, kind)
 
 
-def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_requests_that_fail_are_made_again(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     """Errors, throttling, connections that are reset, and responses that are lost."""
     dice = random.Random(seed_of())
     store.topics.create("orders", 2)
     injected = 0
-    for _ in range(3):
+    for _ in range(rounds):
         few(store, 8)
         s3.faults(rate=0.2, seed=dice.random())
-        try:
+        with suppress(Unreachable):  # the next run goes on where it ended
             run(s3, store, folder, max_offsets=5)
-        except Unreachable:  # the next run goes on where it ended
-            pass
         injected += s3.counts()["injected"]
     s3.faults()
     run(s3, store, folder)
-    assert injected > 4
+    assert injected > rounds
+    assert is_whole(s3, store, folder)
+
+
+def test_large_files_are_uploaded_in_parts_though_some_fail(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PQF2: and a file that is large enough is ended."""
+    dice = random.Random(seed_of())
+    store.topics.create("orders")
+    store.append_many("orders", [(None, dice.randbytes(1 << 16), None, NEW_YEAR) for _ in range(180)])
+    monkeypatch.setattr(parquet_files, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_files, "MAX_FILE_BYTES", 6 << 20)
+    s3.faults(rate=0.1, seed=dice.random())
+    with suppress(Unreachable):  # a response that is lost may end a run
+        run(s3, store, folder)
+    s3.faults()
+    run(s3, store, folder)
+    sizes = [len(data) for name, data in s3.objects(folder).items() if name.startswith("date=")]
+    assert len(sizes) == 2
+    assert max(sizes) > 5 << 20  # what obstore sends in one request
     assert is_whole(s3, store, folder)
 
 
@@ -179,11 +212,12 @@ def test_of_two_runs_the_first_is_done_and_the_other_changes_nothing(
     assert is_whole(s3, store, folder)
 
 
-def test_runs_at_the_same_time_never_damage_an_archive(s3: S3, store: klamm.Store, folder: str) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.soak)])
+def test_runs_at_the_same_time_never_damage_an_archive(s3: S3, store: klamm.Store, folder: str, rounds: int) -> None:
     store.topics.create("orders", 2)
     codes = set()
-    for _ in range(2):
-        few(store, 20)
+    for _ in range(rounds):
+        few(store, 40)
         runs = [objects.archiving(s3, store.path, f"s3://lake/{folder}", max_offsets=5) for _ in range(3)]
         for process in runs:
             process.join()
@@ -236,12 +270,12 @@ def test_small_objects_are_merged_when_they_are_settled(
     s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.topics.create("orders")
-    for number in range(9):
+    for number in range(7):
         store.append("orders", b"%d" % number, timestamp=NEW_YEAR)
         assert run(s3, store, folder).details["files_merged"] == 0  # OBJ3: the newest is minutes old
     monkeypatch.setattr(object_files, "SETTLED_S", -60)
     store.append("orders", b"last", timestamp=NEW_YEAR)
-    assert run(s3, store, folder).details["files_merged"] == 10
+    assert run(s3, store, folder).details["files_merged"] == 8
     assert is_whole(s3, store, folder)
     assert len([name for name in s3.objects(folder) if name.startswith("date=")]) == 1
 
@@ -263,12 +297,42 @@ def test_what_is_wrong_with_an_address_or_its_options_is_said_without_them(
     assert SECRET not in str(wrong.value) + str(missing.value)
     files = object_files.ObjectFiles(f"s3://lake/{folder}", s3.options)
     assert "no ***" in str(files._failure("x", ValueError(f"no {SECRET}")))
-    with pytest.raises(InvalidSetting, match="an Iceberg table cannot be in an object store"):
+    with pytest.raises(InvalidSetting, match="file_bytes: 8589934592 is too large for an object store"):
+        run(s3, store, folder, file_bytes=8 << 30)
+    with pytest.raises(InvalidSetting, match="catalog: an Iceberg table in an object store needs one"):
         run(s3, store, folder, format="iceberg")
     store.topics.create("others")
     run(s3, store, folder)
     with pytest.raises(InvalidSetting, match="belongs to the pipeline archive of orders"):
         archive(None, store.path, "others", f"s3a://lake/{folder}", storage_options=s3.options)
+
+
+def test_the_command_line_takes_an_address(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials come from the environment; what is known without a look into the object store is listed."""
+    from typer.testing import CliRunner
+
+    from klamm.cli.main import app
+
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    store.topics.create("orders")
+    few(store, 5)
+    for _ in range(2):
+        arguments = ["pipeline", "archive", "orders", f"s3://lake/{folder}", "--store", str(store.path), "-o", "json"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert is_whole(s3, store, folder)
+    (listed,) = list_pipelines(store.path)
+    assert (listed.name, listed.pipeline, listed.state) == ("archive-orders", "archive", "unknown")
+    shown = show_pipeline(store.path, "archive-orders")
+    assert (shown.state, shown.lag, shown.batches, shown.target) == ("idle", 0, 1, f"s3://lake/{folder}")
+    with pytest.raises(InvalidSetting, match="an archive in an object store is not reset by Klamm"):
+        reset_pipeline(store.path, "archive-orders")
+    assert retire_pipeline(store.path, "archive-orders").keeps
+    assert list_pipelines(store.path) == []
+    assert is_whole(s3, store, folder)
 
 
 def test_a_delta_table_in_an_object_store_has_each_record_once(
@@ -287,18 +351,16 @@ def test_a_delta_table_in_an_object_store_has_each_record_once(
 
     few(store, 10)
     assert run(s3, store, folder, format="delta", max_offsets=5).batches == 2
-    assert is_whole(s3, store, folder, "delta")
     for _ in range(5):
         few(store, 2)
         run(s3, store, folder)
-    assert is_whole(s3, store, folder, "delta")
     assert s3.table(folder).history()[0]["klamm.batch"] == "6"
     few(store, 2)
     assert run(s3, store, folder).details["files_merged"] >= 8
     assert is_whole(s3, store, folder, "delta")
     folder += "-again"
     monkeypatch.setattr(DeltaTable, "_change", late)
-    with pytest.raises(KlammError):
+    with pytest.raises(StoreBusy):
         run(s3, store, folder, format="delta", max_offsets=5)
     assert others == [12]
     run(s3, store, folder)
@@ -306,17 +368,73 @@ def test_a_delta_table_in_an_object_store_has_each_record_once(
     assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
 
 
+def test_an_iceberg_table_in_an_object_store_has_each_record_once(
+    s3: S3, store: klamm.Store, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run dies before and after the commit, and where another run is first."""
+    pytest.importorskip("pyiceberg")
+    from klamm.spark.pipelines.iceberg_table import IcebergTable
+
+    folder = folder.replace(" ", "-")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{tmp_path}/catalog.db")
+    options = {"format": "iceberg", "catalog": "prod", "table_name": "lake.orders"}
+    store.topics.create("orders", 2)
+    for step in ("_commit", "_sync"):
+        few(store, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(IcebergTable, step, _die)
+            with pytest.raises(Died):
+                run(s3, store, folder, **options)
+        few(store, 2)
+        run(s3, store, folder)
+    change = IcebergTable._change
+    others: list[int] = []
+
+    def late(self: Any, *arguments: Any) -> None:
+        if not others:
+            others.append(0)
+            few(store, 2)
+            others[0] = run(s3, store, folder).rows_written
+        change(self, *arguments)
+
+    few(store, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergTable, "_change", late)
+        with pytest.raises(StoreBusy):
+            run(s3, store, folder)
+    few(store, 2)
+    run(s3, store, folder)
+    assert s3.iceberg_rows() == topic_rows(store, "orders")
+    assert not any(SECRET.encode() in data for data in s3.objects(folder).values())
+
+
 def test_an_archive_in_an_object_store_is_restored(
-    spark: Any, s3: S3, store: klamm.Store, folder: str, tmp_path: Path
+    spark: Any, s3: S3, store: klamm.Store, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs with and without Spark follow each other."""
     store.topics.create("orders", 2)
-    for number, session in enumerate((None, spark, None, spark)):
+    for number, session in enumerate((None, spark)):
         fill(store, 20 * number, 20)
         assert run(s3, store, folder, session, max_offsets=15).rows_written == 20
         assert is_whole(s3, store, folder)
-    report = restore(spark, f"s3a://lake/{folder}", tmp_path / "again", "orders", storage_options=s3.options)
-    assert report.rows_written == 80
+
+    def bring_back() -> int:
+        address = f"s3a://lake/{folder}"
+        return restore(spark, address, tmp_path / "again", "orders", storage_options=s3.options).rows_written
+
+    paths = Journal.paths
+
+    def late(self: Journal) -> list[str]:
+        found = paths(self)
+        run(s3, store, folder)
+        return found
+
+    fill(store, 40, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "paths", late)
+        with pytest.raises(StoreBusy, match="a run of archive is at work"):
+            bring_back()
+    assert bring_back() == 60
     with klamm.open(tmp_path / "again") as again:
         assert topic_rows(again, "orders") == topic_rows(store, "orders")
 
@@ -337,20 +455,55 @@ def test_dead_letters_of_a_micro_batch_that_is_done_again_are_sent_once(
         store.append_many("orders", [(None, good if n % 3 else b"bad") for n in range(count)])
 
     more(12)
-    assert run(s3, store, folder, spark, schema=schema).dead_letters == 4
-    for died in range(2):
-        more(12)
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "commit", _fail)
-            with pytest.raises(Exception, match="as if the driver were killed"):
-                run(s3, store, folder, spark)
-        more(6)
-        report = run(s3, store, folder, spark)
-        assert (report.rows_written, report.dead_letters, report.batches) == (12, 6, 2), died
+    assert run(s3, store, folder, spark, schema=schema, format="delta").dead_letters == 4
+    more(12)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "commit", _fail)
+        with pytest.raises(Exception, match="as if the driver were killed"):
+            run(s3, store, folder, spark)
+    more(6)
+    report = run(s3, store, folder, spark)
+    assert (report.rows_written, report.dead_letters, report.batches) == (12, 6, 2)
     letters = [each.origin for each in store.dead_letters("orders.dlq")]
-    assert len(letters) == len(set(letters)) == 16
-    rows = s3.rows(folder)
+    assert len(letters) == len(set(letters)) == 10
+    rows = s3.rows(folder, "delta")
     assert rows == [row for row in topic_rows(store, "orders") if row[4] != b"bad"]
     plans = json.loads(s3.objects(folder)[f"{OURS}/plans.json"])
-    assert sorted(map(int, plans)) == [3, 4]
-    assert State.read(files_of(f"s3://lake/{folder}", s3.options)).batch == 4
+    assert sorted(map(int, plans)) == [1, 2]
+    assert State.read(files_of(f"s3://lake/{folder}", s3.options)).batch == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_driver_that_is_killed_again_and_again_archives_every_record_once(
+    s3: S3, store: klamm.Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in test_archive.py, beside requests that fail."""
+    dice = random.Random(seed_of())
+    store.topics.create("orders", 2)
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    files = files_of(f"s3://lake/{folder}", s3.options)
+
+    def fill_more(count: int) -> None:
+        values = [(b"%d" % (n % 9), b'{"n": %d}' % n if n % 5 else b"bad", None, NEW_YEAR) for n in range(count)]
+        store.append_many("orders", values)
+
+    fill_more(1000)
+    for _ in range(10):
+        before = State.read(files).batch
+        s3.faults(rate=0.05, seed=dice.random())
+        with driver(DRIVER, "archive", store.path, "orders", f"s3://lake/{folder}", 20) as process:
+            wait_for(lambda least=before + 1: State.read(files).batch >= least, process)  # type: ignore[misc]
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(dice.random() * 3)
+        s3.faults()
+        fill_more(20)
+    with driver(DRIVER, "archive", store.path, "orders", f"s3://lake/{folder}", 500) as process:
+        assert process.wait(600) == 0
+    whole = topic_rows(store, "orders")
+    assert s3.rows(folder) == [row for row in whole if row[4] != b"bad"]
+    letters = [each.origin for each in store.dead_letters("orders.dlq")]
+    assert sorted((each.partition, each.offset) for each in letters if each) == [
+        row[:2] for row in whole if row[4] == b"bad"
+    ]

@@ -73,6 +73,7 @@ __all__ = ["COLUMNS", "archive"]
 _DATE = "date_from_unix_date(CAST(floor(unix_millis(timestamp) / 86400000) AS INT))"
 _MANY = 8  # small files of a day that are worth a merge when a run ends
 _TOO_MANY = 64  # while it goes on
+_MAX_OBJECT_BYTES = 1 << 30  # S3 copies 5 GiB at most, and a merge may exceed `file_bytes`
 _OTHER_CHECKPOINT = "put _klamm/ back as it was, checkpoint and journal together, or archive to a new folder"
 _LAST_DATE = "DATE'9999-12-31'"
 _WRITTEN = "day STRING, path STRING, rows BIGINT"
@@ -131,6 +132,10 @@ def archive(
     _check(spark, topic, dead_letters, max_offsets, file_bytes)
     every = None if every is None else duration(every, "every")
     files = files_of(to, storage_options)
+    if not files.is_local and file_bytes > _MAX_OBJECT_BYTES:
+        raise InvalidSetting(
+            f"file_bytes: {file_bytes} is too large for an object store", hint=f"expected {_MAX_OBJECT_BYTES} at most"
+        )
     if spark is None:
         _check_options_without_spark(files, schema, every)
     read = source(store, topic)
@@ -248,10 +253,6 @@ def _format_options(
             hint="that cannot change between two runs; use a new folder",
         )
     kind = kind or was
-    if not files.is_local and kind == "iceberg":
-        raise InvalidSetting(
-            "format: an Iceberg table cannot be in an object store", hint="give format delta, or a local folder"
-        )
     names = {name: value for name, value in given.items() if name != "format" and value is not None}
     if names and kind != "iceberg":
         raise InvalidSetting(
@@ -262,6 +263,11 @@ def _format_options(
         raise InvalidSetting(f"table_name: {name!r} is invalid", hint="expected a namespace and a name: lake.orders")
     if kind in (None, "parquet"):
         return {}
+    if kind == "iceberg" and not files.is_local and known is None and given["catalog"] is None:
+        raise InvalidSetting(
+            "catalog: an Iceberg table in an object store needs one that is not in its folder",
+            hint="name a catalog of pyiceberg's settings, or give format delta",
+        )
     return {"format": kind} if kind == "delta" else {"format": kind, "catalog": given["catalog"], "table_name": name}
 
 

@@ -127,6 +127,10 @@ class FolderFiles(ABC):
         """Give staged files their names, and remove files, durably. `is_first`: no other run began it."""
 
     @abstractmethod
+    def check_first(self, name: str) -> None:
+        """Raise StoreBusy if another run has replaced a file since this run did."""
+
+    @abstractmethod
     def clear(self, sequence: int) -> None:
         """Remove what is staged for changes up to `sequence`, which is carried out."""
 
@@ -228,6 +232,9 @@ class LocalFiles(FolderFiles):
             files.remove(self.path(name))
         for folder in folders:
             files.sync_directory(self.path(folder))
+
+    def check_first(self, name: str) -> None:
+        """Do nothing: a lock keeps other runs out."""
 
     def clear(self, sequence: int) -> None:
         shutil.rmtree(self.path(STAGING), ignore_errors=True)

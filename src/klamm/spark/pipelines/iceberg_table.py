@@ -10,7 +10,8 @@ table's properties, too, for a table whose older snapshots were expired. Small f
 snapshot of that change puts the new ones in the place of the old, which stay for readers of older snapshots.
 
 The partition column `date` is in the files, too: pyiceberg cannot filter by a column that is in folders' names alone.
-Iceberg's paths are absolute, so a folder that is moved, or copied, is refused.
+Iceberg's paths are absolute, so a folder that is moved, or copied, is refused. In an object store the catalog is
+another one: SQLite needs files.
 
 Promises
   ICE1  A file of metadata is on disk, name and bytes, before the catalog names it (iceberg_io.py).
@@ -48,6 +49,18 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+_OPTIONS = {
+    "access_key_id": "s3.access-key-id",
+    "secret_access_key": "s3.secret-access-key",
+    "session_token": "s3.session-token",
+    "token": "s3.session-token",
+    "region": "s3.region",
+    "default_region": "s3.region",
+    "endpoint": "s3.endpoint",
+    "endpoint_url": "s3.endpoint",
+}
+_RETRIES = "commit.retry.num-retries"
+_TRIES = 5
 _PACKED = {"partition": "<i", "offset": "<q", "timestamp": "<q"}
 
 
@@ -67,11 +80,13 @@ class IcebergTable(ArchiveTable):
         directory = files.root
         try:
             from pyiceberg.catalog.sql import SqlCatalog
+            from pyiceberg.exceptions import CommitFailedException
 
             from klamm.spark.pipelines.iceberg_io import PROPERTY
         except ImportError:
             raise NotInstalled.package("pyiceberg", "'klamm[iceberg]'") from None
         self._sql_catalog: Any = SqlCatalog
+        self._commit_failed = CommitFailedException
         self._io = PROPERTY
         for character in "#?":
             if character in directory:
@@ -80,7 +95,7 @@ class IcebergTable(ArchiveTable):
                 )
         self._catalog_name = catalog
         self._name = ("klamm", topic.replace(".", "_")) if name is None else tuple(name.split("."))
-        self._location = f"file://{directory}"
+        self._location = f"file://{directory}" if files.is_local else directory
         self._known_catalog: Any = None
         self._table: Any = None
 
@@ -108,16 +123,29 @@ class IcebergTable(ArchiveTable):
         return None if ours or kept is None else int(kept)
 
     def _change(self, sequence: int, adds: Sequence[str], removes: Sequence[str], summary: Mapping[str, Any]) -> None:
-        statistics = [statistics_of(f"{self._directory}/{name}") for name in adds]
+        statistics = [statistics_of(self._files.source(self._files.path(name))) for name in adds]
         self._table = self._table or self._create(statistics)
-        gone = self._replaced(removes)
         properties = {_OURS: self._app_id, _SEQUENCE: str(sequence)}
         properties |= {name: json.dumps(value) for name, value in summary.items()}
-        self._commit(sequence, properties, zip(adds, statistics, strict=True) if gone is not None else (), gone or [])
+        for attempt in range(1, _TRIES + 1):
+            gone = self._replaced(removes)
+            coming = zip(adds, statistics, strict=True) if gone is not None else ()
+            try:
+                self._commit(sequence, properties, coming, gone or [])
+                return
+            except self._commit_failed:  # others have changed the table, or, in an object store, another run has
+                self._table = self._load()
+                if self._sequence_of(self._table) == sequence:
+                    return
+                if attempt == _TRIES or self._sequence_of(self._table) not in (sequence - 1, None):
+                    raise
 
     def _sync(self, *, is_repeated: bool) -> None:
         """Tell readers without the catalog which file is the newest. All files were synced when they were written."""
         stem = os.path.basename(self._table.metadata_location).removesuffix(".metadata.json")
+        if not self._files.is_local:
+            self._files.record(f"{METADATA}/version-hint.text", stem.encode())
+            return
         hint = f"{self._directory}/{METADATA}/version-hint.text"
         if not os.path.exists(hint) or files.read(hint).decode() != stem:
             files.replace(hint, stem.encode())
@@ -167,7 +195,7 @@ class IcebergTable(ArchiveTable):
                 uri = f"sqlite:///{self._directory}/{CATALOG}"
                 self._known_catalog = self._sql_catalog("klamm", uri=uri, warehouse=self._location, **self._io)
             else:
-                self._known_catalog = load_catalog(self._catalog_name, **self._io)
+                self._known_catalog = load_catalog(self._catalog_name, **self._io, **_properties(self._files.options))
         return self._known_catalog
 
     def _load(self) -> Any:
@@ -209,6 +237,7 @@ class IcebergTable(ArchiveTable):
     def _commit(self, sequence: int, properties: Mapping[str, str], adds: Any, removes: Sequence[Any]) -> None:
         """Commit a snapshot: files that come, and files that go. Without any, it has the properties alone."""
         adds = list(adds)
+        self._table.metadata.properties[_RETRIES] = "0"  # of this copy: pyiceberg would commit the change once more
         with self._table.transaction() as transaction:
             self._add_columns(transaction, [statistics for _, statistics in adds])
             update = transaction.update_snapshot(snapshot_properties=dict(properties))
@@ -256,7 +285,7 @@ class IcebergTable(ArchiveTable):
             file_format=FileFormat.PARQUET,
             partition=partition,
             record_count=statistics.rows,
-            file_size_in_bytes=os.path.getsize(f"{self._directory}/{name}"),
+            file_size_in_bytes=self._files.status(name).size,
             spec_id=metadata.default_spec_id,
             value_counts={ids[column]: statistics.rows for column in statistics.least},
             null_value_counts={ids[column]: 0 for column in statistics.least},
@@ -278,12 +307,19 @@ class IcebergTable(ArchiveTable):
                 yield
         except (KlammError, AssertionError):
             raise
-        except Exception as error:  # pyiceberg's errors, its catalogs' and its files' have no base of their own
+        except Exception as error:  # noqa: BLE001  # pyiceberg's errors, its catalogs' and its files' have no base of their own
             reason = f"{type(error).__name__}: {error}"
-            raise KlammError(f"{self._directory}: the Iceberg table {'.'.join(self._name)}: {reason}") from error
+            text = self._files.without_options(f"the Iceberg table {'.'.join(self._name)}: {reason}")
+            raise KlammError(f"{self._directory}: {text}") from None if self._files.options else error
         finally:
             if self._known_catalog is not None and hasattr(self._known_catalog, "engine"):
                 self._known_catalog.engine.dispose()  # its connections; it makes others when it needs them
+
+
+def _properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Return storage options as pyiceberg names them."""
+    names = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
+    return {ours: names[name] for name, ours in _OPTIONS.items() if name in names}
 
 
 def _map_names(transaction: Any) -> None:

@@ -101,7 +101,11 @@ class Journal:
         self.files.publish(state.adds, state.removes if self.table is None else (), is_first=is_first)
         if self.table is not None:
             summary = {"klamm.batch": state.batch, "klamm.ends": state.ends}
-            self.table.publish(state.sequence, [name for _, name in state.adds], state.removes, summary)
+            try:
+                self.table.publish(state.sequence, [name for _, name in state.adds], state.removes, summary)
+            except KlammError:
+                self.files.check_first(JOURNAL)  # another run has carried it out, and a later change
+                raise
         self.files.clear(state.sequence)
 
     def stage(self, name: str) -> str:

@@ -171,7 +171,9 @@ def _merge(files: FolderFiles, paths: Sequence[str], staged: str) -> list[str]:
     import pyarrow.parquet as pq
 
     output = files.output(staged)
-    rows = pa.concat_tables([pq.ParquetFile(files.content(path)).read() for path in paths], promote_options="default")
+    rows = pa.concat_tables(
+        [pq.ParquetFile(files.content(path)).read() for path in paths], promote_options="permissive"
+    )
     with output.folder() as directory:
         path = f"{directory}/part-0.parquet"
         pq.write_table(rows.sort_by([("partition", "ascending"), ("offset", "ascending")]), path)

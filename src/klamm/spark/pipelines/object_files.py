@@ -38,6 +38,8 @@ __all__ = ["SETTLED_S", "ObjectFiles"]
 
 SETTLED_S = 900
 _TRIES = 5
+_TIMEOUT_S = 180
+"""Of a request: long enough for a file of MAX_FILE_BYTES to come, or to be copied."""
 _COPIES = 8
 """At a time."""
 _FOOTER = 64 << 10
@@ -52,7 +54,7 @@ class ObjectFiles(FolderFiles):
     is_local = False
 
     def __init__(self, address: str, options: Mapping[str, str]) -> None:
-        """Prepare. Raise NotInstalled without the package, and InvalidSetting for a wrong address or option."""
+        """Prepare. Raise NotInstalled without the package, and InvalidSetting for an invalid address or option."""
         try:
             import obstore
         except ImportError:
@@ -176,7 +178,7 @@ class ObjectFiles(FolderFiles):
         with ThreadPoolExecutor(_COPIES) as pool:
             missing = [name for name in pool.map(self._copy, *zip(*adds, strict=True)) if name] if adds else []
         if missing and is_first:
-            self._check_first()
+            self.check_first(f"{OURS}/journal.json")
             raise NotAStore(
                 f"{self.path(missing[0])}: the staged file is gone, though its change is decided",
                 hint="let nothing but archive remove objects below _klamm/; archive to a new folder",
@@ -197,9 +199,7 @@ class ObjectFiles(FolderFiles):
             except FileNotFoundError:
                 return name
 
-    def _check_first(self) -> None:
-        """Raise StoreBusy if another run has changed the journal since this run did."""
-        name = f"{OURS}/journal.json"
+    def check_first(self, name: str) -> None:
         version = self._versions[name]
         self.read(name)
         if self._versions[name] != version:
@@ -299,6 +299,9 @@ def _config(options: Mapping[str, str]) -> tuple[Any, Any]:
         raise InvalidSetting("storage_options: is invalid", hint="expected text for each: {'aws_region': 'eu-west-1'}")
     config: dict[str, Any] = {}
     client: dict[str, Any] = {}
+    client["timeout"] = f"{_TIMEOUT_S}s"
+    if "AWS_ALLOW_HTTP" in os.environ:  # which obstore passes over
+        client["allow_http"] = os.environ["AWS_ALLOW_HTTP"].lower() == "true"
     for name, value in options.items():
         short = name.lower().removeprefix("aws_")
         if short in _CLIENT:

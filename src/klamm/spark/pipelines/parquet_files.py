@@ -7,6 +7,7 @@ two attempts of a task never write one file; files of attempts that failed are o
 
   PQF1  Memory is bounded, whatever the number of days: rows wait for a group of their day until all that wait are
         BUFFER_BYTES, and the largest group is written then.
+  PQF2  A file has MAX_FILE_BYTES and one group more at most: object stores copy what is not larger than some GiB.
 """
 
 from __future__ import annotations
@@ -23,10 +24,20 @@ if TYPE_CHECKING:
 
     from klamm.spark.pipelines.folder_files import Output
 
-__all__ = ["BUFFER_BYTES", "COLUMNS", "DayFile", "by_day", "shared_out", "write_days", "write_fitting"]
+__all__ = [
+    "BUFFER_BYTES",
+    "COLUMNS",
+    "MAX_FILE_BYTES",
+    "DayFile",
+    "by_day",
+    "shared_out",
+    "write_days",
+    "write_fitting",
+]
 
 COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp", "timestampType")
 BUFFER_BYTES = 64 << 20
+MAX_FILE_BYTES = 256 << 20
 _DAY_US = 86_400_000_000
 _LAST_DATE = 2_932_896
 """9999-12-31, in days since 1970."""
@@ -143,6 +154,7 @@ class _DayFiles:
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._bytes: dict[int, int] = {}
         self._rows: dict[int, int] = {}
+        self._written: list[DayFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         import numpy as np
@@ -178,20 +190,25 @@ class _DayFiles:
         del self._bytes[day]
         self._writers[day][1].write_table(rows, row_group_size=max(1, rows.num_rows))
         self._rows[day] = self._rows.get(day, 0) + rows.num_rows
+        if os.path.getsize(self._writers[day][0]) >= MAX_FILE_BYTES:
+            self._end(day)
+
+    def _end(self, day: int) -> None:
+        """Complete the file of a day; more rows of it begin another one."""
+        path, writer = self._writers.pop(day)
+        writer.close()
+        self._written.append(DayFile(os.path.basename(os.path.dirname(path)), path, self._rows.pop(day)))
 
     def flush(self) -> None:
         for day in list(self._waiting):
             self._give(day)
 
     def close(self) -> None:
-        for _, writer in self._writers.values():
-            writer.close()
+        for day in list(self._writers):
+            self._end(day)
 
     def written(self) -> list[DayFile]:
-        return [
-            DayFile(os.path.basename(os.path.dirname(path)), path, self._rows[day])
-            for day, (path, _) in self._writers.items()
-        ]
+        return self._written
 
 
 def _date(day: int) -> str:

@@ -26,12 +26,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from klamm.disk.locks import LockFile
-from klamm.errors import InvalidSetting, KlammError, NewerFormat, NotAStore, StoreBusy
+from klamm.errors import InvalidSetting, KlammError, NewerFormat, NotAStore, StoreBusy, StoreError
 from klamm.spark import checkpoint
 from klamm.spark.pipelines.folder_files import OURS, FolderFiles, LocalFiles, files_of, local, overtaken
 
@@ -78,7 +78,8 @@ class PipelineDirectory:
             try:
                 yield
             except BaseException as error:
-                replace(run, ended_ms=_now_ms(), error=_summary(error)).write(self)
+                with suppress(StoreError):  # the error that counts is the first
+                    replace(run, ended_ms=_now_ms(), error=_summary(error)).write(self)
                 raise
             replace(run, ended_ms=_now_ms()).write(self)
 

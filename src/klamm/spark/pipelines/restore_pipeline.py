@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.arrow.restore_writer import RestoreWriter
 from klamm.batch import decode
-from klamm.errors import InvalidSetting, NotAStore, UnknownTopic, Unsupported
+from klamm.errors import InvalidSetting, NotAStore, StoreBusy, UnknownTopic, Unsupported
 from klamm.spark.functions import F
 from klamm.spark.pipelines.archive_rows import rows_of
 from klamm.spark.pipelines.folder_files import OURS, files_of
@@ -92,10 +92,14 @@ def restore(
     with folder.alone(recorded=False):
         journal = Journal(folder)
         journal.recover()
-        known = _archived(folder)
+        paths = journal.paths()
+        if State.read(folder.files) != journal.state:  # in an object store no lock keeps other runs out
+            raise StoreBusy(
+                f"{folder.directory}: a run of archive is at work", hint="run restore again when it has ended"
+            )
+        known = _archived(folder, journal.state)
         with opened(local(store), create=True) as core:
             target = _topic_for(core, topic, known)
-            paths = journal.paths()
             rows = rows_of(spark, folder.files, paths).select(*_COLUMNS) if paths else None
             _check_earlier_run(target, known, rows)
             seen, written = _fill(spark, core, target, known, rows, progress)
@@ -113,7 +117,7 @@ def _archive_of(source: str | os.PathLike[str], storage_options: Mapping[str, st
     return PipelineDirectory(files, known["options"])
 
 
-def _archived(folder: PipelineDirectory) -> _Archived:
+def _archived(folder: PipelineDirectory, state: State) -> _Archived:
     path = folder.inside("topic.json")
     try:
         description = json.loads(folder.files.read(f"{OURS}/topic.json"))
@@ -123,8 +127,7 @@ def _archived(folder: PipelineDirectory) -> _Archived:
         raise InvalidSetting(f"{folder.directory}: nothing was archived there yet", hint="run archive first") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStore(f"{path}: cannot be read: {error}", hint="it may have been edited by hand") from None
-    done: Mapping[int, int] = State.read(folder.files).ends
-    ends = [max(done.get(number, 0), start) for number, start in enumerate(starts)]
+    ends = [max(state.ends.get(number, 0), start) for number, start in enumerate(starts)]
     return _Archived(folder.directory, count, settings, starts, ends)
 
 
