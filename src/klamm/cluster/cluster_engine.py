@@ -9,7 +9,7 @@ Partitions that have a chunk take turns; one gives its turn up after CHUNK_RECOR
 decided by what the servers send, and librdkafka asks all of them at the same time.
 
 With a timeout of 0 what is there is returned: where partitions end is asked for, and records are waited for until each
-is read up to there.
+is read up to there. While one is not read up to what was said in an earlier call, it is not asked again.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class ClusterEngine:
         self._turns: deque[_Cursor] = deque()
         self._gone: list[TopicPartition] = []  # that librdkafka is to forget
         self._told: set[TopicPartition] = set()  # what it reads
+        self._seen_ends: dict[TopicPartition, int] = {}  # where partitions ended when that was asked for last
         self._returned: _Cursor | None = None
         self._consumer: Any = None
         self._interrupted = threading.Event()
@@ -115,7 +116,7 @@ class ClusterEngine:
                 self._check_open()
                 self._put_back()
                 deadline = None if timeout_s is None else time.monotonic() + timeout_s
-                ends: dict[TopicPartition, int] | None = None
+                ends, is_asked = self._seen_ends, False
                 silent_at = time.monotonic() + _SILENCE_S
                 while True:
                     self._tell()
@@ -124,13 +125,16 @@ class ClusterEngine:
                     if records is not None or self._is_closed:
                         return None if self._is_closed else records
                     if timeout_s == 0:
-                        if ends is None:
-                            ends = self._ends()
-                        if all(cursor.received >= ends.get(name, 0) for name, cursor in self._awake()):
+                        if any(cursor.received < ends.get(name, 0) for name, cursor in self._awake()):
+                            if time.monotonic() > silent_at:
+                                raise Unreachable(f"{self._core.path}: sent no records for {_SILENCE_S:g} s")
+                            self._receive(_SLICE_S)
+                            ends = ends if is_asked else {}  # of an earlier call, and there may be others by now
+                        elif is_asked:
                             return None
-                        if time.monotonic() > silent_at:
-                            raise Unreachable(f"{self._core.path}: sent no records for {_SILENCE_S:g} s")
-                        self._receive(_SLICE_S)
+                        else:
+                            ends, is_asked = self._ends(), True
+                            self._seen_ends = ends
                     elif not self._wait(deadline):
                         return None
             finally:
