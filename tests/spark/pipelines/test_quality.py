@@ -39,7 +39,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
         assert not any(name.startswith("on") or "://" in (value or "") for name, value in attrs if name != "xmlns")
-        if tag not in ("meta", "line"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
