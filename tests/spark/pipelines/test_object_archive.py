@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import klamm
-from klamm.errors import InvalidSetting, NotAStore, StoreBusy, Unreachable
+from klamm.errors import InvalidSetting, KlammError, NotAStore, StoreBusy, Unreachable
 from klamm.spark.pipelines import (
     archive,
     list_pipelines,
@@ -372,13 +372,18 @@ def test_an_iceberg_table_in_an_object_store_has_each_record_once(
     s3: S3, store: klamm.Store, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a run dies before and after the commit, and where another run is first."""
-    pytest.importorskip("pyiceberg")
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    from pyiceberg.utils.config import Config
+
     from klamm.spark.pipelines.iceberg_table import IcebergTable
 
     folder = folder.replace(" ", "-")
     monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())  # which pyiceberg reads once
     options = {"format": "iceberg", "catalog": "prod", "table_name": "lake.orders"}
     store.topics.create("orders", 2)
+    with pytest.raises(KlammError, match="URI missing"):
+        run(s3, store, f"{folder}-nowhere", **{**options, "catalog": "nowhere"})
     for step in ("_commit", "_sync"):
         few(store, 4)
         with monkeypatch.context() as patch:

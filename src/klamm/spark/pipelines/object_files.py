@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from klamm.errors import InvalidSetting, NotAStore, NotInstalled, StoreError, Unreachable
@@ -201,7 +201,8 @@ class ObjectFiles(FolderFiles):
 
     def check_first(self, name: str) -> None:
         version = self._versions[name]
-        self.read(name)
+        with suppress(FileNotFoundError):
+            self.read(name)
         if self._versions[name] != version:
             raise overtaken(self.root)
 
