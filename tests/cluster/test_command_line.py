@@ -74,7 +74,7 @@ COMMANDS = [
     ["acl", "list"],
     ["quota", "list"],
     ["pipeline", "list"],
-    ["pipeline", "archive", "orders", "archived"],
+    ["pipeline", "compact", "orders"],
     ["serve"],
 ]
 
