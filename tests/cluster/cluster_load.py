@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Self
 
 import klamm
@@ -141,7 +142,8 @@ def check_log(load: ClusterLoad, log: dict[bytes, list[int]]) -> None:
     """Assert that what was acknowledged is in the log once, and that each key's records are in their order."""
     for key, deliveries in load.sent.items():
         numbers = log.get(key, [])
-        assert numbers == sorted(set(numbers)), f"{key!r}: out of order, or doubled"
+        wrong = next((at for at, (one, after) in enumerate(pairwise(numbers)) if after <= one), None)
+        assert wrong is None, f"{key!r}: out of order, or doubled, in {numbers[max(0, wrong - 10) : wrong + 20]}"
         lost = {n for n, each in enumerate(deliveries) if each.done and each.error is None} - set(numbers)
         assert not lost, f"{key!r}: acknowledged, and lost: {sorted(lost)[:20]}"
 

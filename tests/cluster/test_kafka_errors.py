@@ -363,3 +363,25 @@ def test_an_error_of_one_partition_loses_no_record_of_another_that_came_with_it(
             assert sorted((record.partition, record.offset) for record in consumer) == [
                 (number, n) for number in range(2) for n in range(10)
             ]
+
+
+def test_what_librdkafka_reads_again_is_handed_out_once(
+    scene: Scene, klamm_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position may go back when the leader of a partition has changed; also in the middle of what it returns."""
+    receive = cluster_partition.receive
+    again = 0
+
+    def received(*arguments: Any) -> list[Any]:
+        nonlocal again
+        found = receive(*arguments)
+        again += len(found) // 2
+        return [*found, *found[len(found) // 2 :]]
+
+    monkeypatch.setattr(cluster_engine, "receive", received)
+    with klamm.open(f"kafka://{klamm_broker.address}") as store:
+        topic = store.topics.create(fresh("again")).name
+        store.append_many(topic, [b"%d" % n for n in range(20)])
+        with store.consumer(topic, wait=0) as consumer:
+            assert [record.offset for record in consumer] == list(range(20))
+    assert again

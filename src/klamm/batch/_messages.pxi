@@ -30,13 +30,15 @@ cdef class MessageMethods:
 
 
 def records_of(list messages not None):
-    """Return them as runs of one partition: [(topic, partition, records)]. A message that tells of an error is a run of
-    its own, which has the message in place of the list.
+    """Return them as runs of one partition, in the order of their offsets: [(topic, partition, records)]. A message
+    that tells of an error is a run of its own, which has the message in place of the list.
     """
     cdef list runs = []
     cdef list records = None
     cdef str topic = None
     cdef int32_t partition = -1
+    cdef int64_t last = -1
+    cdef Record record
     cdef MessageMethods methods = MessageMethods.__new__(MessageMethods)
     for message in messages:
         if type(message) is not methods.kind:
@@ -46,8 +48,13 @@ def records_of(list messages not None):
             runs.append((name, number, message))
             records = None
             continue
-        if records is None or <int32_t> number != partition or <str> name != topic:
+        record = methods.record(message, name, number)
+        # librdkafka may read a part again, after the leader of a partition has changed.
+        if records is None or <int32_t> number != partition or <str> name != topic or record.offset <= last:
             topic, partition, records = name, number, []
             runs.append((topic, partition, records))
-        records.append(methods.record(message, topic, partition))
+        else:
+            record.topic = topic
+        last = record.offset
+        records.append(record)
     return runs
