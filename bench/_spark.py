@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import _harness as harness
 import _kafka as kafka
@@ -190,6 +190,25 @@ class QueryRun:
     parts: dict[str, float]
     cpu: float
     rows: float
+
+
+class Figures(NamedTuple):
+    """What micro-batches took in several runs, in milliseconds."""
+
+    p50: list[float]
+    """Of each run."""
+    p99: float
+    parts: dict[str, float]
+    cpu: float
+
+    @classmethod
+    def of(cls, runs: list[QueryRun]) -> Figures:
+        return cls(
+            [harness.percentile(each.whole, 50) for each in runs],
+            middle([harness.percentile(each.whole, 99) for each in runs]),
+            {name: middle([each.parts[name] for each in runs]) for name in PARTS},
+            middle([each.cpu for each in runs]),
+        )
 
 
 class Feeder:

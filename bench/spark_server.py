@@ -145,26 +145,20 @@ def trigger(bench: Bench) -> None:
             )
 
     found = bench.interleave({"server": lambda: run(bench.ours), "directory": lambda: run({"path": store.path})})
-    p50 = {side: [harness.percentile(each.whole, 50) for each in runs] for side, runs in found.items()}
-    p99 = {side: spark.middle([harness.percentile(each.whole, 99) for each in runs]) for side, runs in found.items()}
-    parts = {
-        side: {name: spark.middle([each.parts[name] for each in runs]) for name in spark.PARTS}
-        for side, runs in found.items()
-    }
-    cpu = {side: spark.middle([each.cpu for each in runs]) for side, runs in found.items()}
+    figures = {side: spark.Figures.of(runs) for side, runs in found.items()}
     harness.answer(
         "Spark micro-batch, server to server",
-        p50["server"],
+        figures["server"].p50,
         "the store's files to the store's files",
-        p50["directory"],
+        figures["directory"].p50,
         harness.at_most(1.2),
         unit="ms p50",
-        p99=p99["server"],
-        peer_p99=p99["directory"],
-        cpu_ms=cpu["server"],
-        peer_cpu_ms=cpu["directory"],
-        parts=parts["server"],
-        peer_parts=parts["directory"],
+        p99=figures["server"].p99,
+        peer_p99=figures["directory"].p99,
+        cpu_ms=figures["server"].cpu,
+        peer_cpu_ms=figures["directory"].cpu,
+        parts=figures["server"].parts,
+        peer_parts=figures["directory"].parts,
         count=batches,
     )
 

@@ -105,30 +105,24 @@ def main() -> None:
                 side()
         found = harness.interleave(sides, 1 if quick else options.rounds, warm=False)
         producer.flush(kafka.PATIENCE_S)
-    p50 = {side: [harness.percentile(each.whole, 50) for each in runs] for side, runs in found.items()}
-    p99 = {side: spark.middle([harness.percentile(each.whole, 99) for each in runs]) for side, runs in found.items()}
-    parts = {
-        side: {name: spark.middle([each.parts[name] for each in runs]) for name in spark.PARTS}
-        for side, runs in found.items()
-    }
-    cpu = {side: spark.middle([each.cpu for each in runs]) for side, runs in found.items()}
+    figures = {side: spark.Figures.of(runs) for side, runs in found.items()}
     for side, settings, goal in (("kafka", "Spark's own settings", 0.6), ("equal", "the settings of klamm.spark", 1)):
         for acks in ("all", "1"):
             harness.answer(
                 f"Spark micro-batch, Klamm to Klamm, acks={acks}",
-                p50[acks],
+                figures[acks].p50,
                 f"Kafka to Kafka, {settings}, {spark.peer()}",
-                p50[side],
+                figures[side].p50,
                 harness.at_most(goal) if acks == "all" else None,
                 unit="ms p50",
-                p99=p99[acks],
-                peer_p99=p99[side],
-                cpu_ms=cpu[acks],
-                peer_cpu_ms=cpu[side],
+                p99=figures[acks].p99,
+                peer_p99=figures[side].p99,
+                cpu_ms=figures[acks].cpu,
+                peer_cpu_ms=figures[side].cpu,
                 rows=spark.middle([each.rows for each in found[acks]]),
                 peer_rows=spark.middle([each.rows for each in found[side]]),
-                parts=parts[acks],
-                peer_parts=parts[side],
+                parts=figures[acks].parts,
+                peer_parts=figures[side].parts,
                 count=batches,
             )
 
