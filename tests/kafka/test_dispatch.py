@@ -56,7 +56,7 @@ REACHES: dict[str, tuple[ExecutionContext, ...]] = {
     "broker.group_store.offsets": (CATALOG, WRITE),
     "broker.group_store.admit": (CATALOG, WRITE),
     "broker.transaction_coordinator.register_produce": (TRANSACT,),
-    "refused_member": (CATALOG,),
+    "checked_commit": (CATALOG,),
 }
 
 # Methods that take locks, read SQLite, or wait for a disk.

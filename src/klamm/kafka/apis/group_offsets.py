@@ -26,7 +26,7 @@ from klamm.kafka.error_map import code_of
 from klamm.kafka.group_store import is_group_id
 from klamm.kafka.large_requests import Turn
 from klamm.kafka.repeats import distinct, merge_partitions
-from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
+from klamm.kafka.wire.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH, TXN_OFFSET_COMMIT
 from klamm.kafka.wire.structs import Struct
 from klamm.store.acl import Operation, ResourceType
 from klamm.store.groups import OffsetRow
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from klamm.store.directory import OpenTopic
     from klamm.store.server_rows import PendingKey
 
-__all__ = ["HANDLERS", "read_commit", "refused_member"]
+__all__ = ["HANDLERS", "checked_commit"]
 
 
 # ---- committing
@@ -64,7 +64,39 @@ class Commit(NamedTuple):
             partition.error_code = error
 
 
-async def read_commit(broker: Broker, call: Call, turn: Turn, error: ErrorCode) -> Commit:
+async def checked_commit(
+    broker: Broker, call: Call, denied: ApiError | None, generation_id: int, missing: ErrorCode
+) -> tuple[Commit, Turn]:
+    """Look up what a request commits, and check who commits; without rows if nothing of it may be stored.
+
+    `denied`: which right the client lacks. `missing`: there is no such group. When rows are returned, no step of the
+    loop has come since the check.
+    """
+    request = call.request
+    error = ErrorCode.NONE
+    if denied is not None:
+        error = denied.code
+    elif not is_group_id(request.group_id):
+        error = ErrorCode.INVALID_GROUP_ID
+    turn = broker.large_requests.turn(call, to_the_end=True)
+    commit = await _read_commit(broker, call, turn, error)
+    if not commit.checked:
+        return commit, turn
+    error = broker.group_coordinator.check_commit(
+        request.group_id,
+        request.member_id,
+        generation_id,
+        request.group_instance_id,
+        now_ms=broker.now_ms(),
+        transactional=call.api is TXN_OFFSET_COMMIT,
+    )
+    if error:
+        await commit.refuse(turn, await _refused_member(broker, request.group_id, error, missing))
+        return commit._replace(rows=[]), turn
+    return commit, turn
+
+
+async def _read_commit(broker: Broker, call: Call, turn: Turn, error: ErrorCode) -> Commit:
     """Look up what a request commits. `error`: what is wrong with all of it, if anything is."""
     request, response = call.request, call.api.response
     by_id = call.api is OFFSET_COMMIT and call.version >= 10
@@ -100,35 +132,18 @@ async def read_commit(broker: Broker, call: Call, turn: Turn, error: ErrorCode) 
 
 
 async def offset_commit(broker: Broker, call: Call) -> Struct:
-    request, response = call.request, OFFSET_COMMIT.response
+    request = call.request
     denied = call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
-    error = ErrorCode.NONE
-    if denied is not None:
-        error = denied.code
-    elif not is_group_id(request.group_id):
-        error = ErrorCode.INVALID_GROUP_ID
-    turn = broker.large_requests.turn(call, to_the_end=True)
-    commit = await read_commit(broker, call, turn, error)
-    if not commit.checked:
-        return response(topics=commit.topics)
-    error = broker.group_coordinator.check_commit(
-        request.group_id,
-        request.member_id,
-        request.generation_id_or_member_epoch,
-        request.group_instance_id,
-        now_ms=broker.now_ms(),
-    )
-    if error:
-        missing = ErrorCode.GROUP_ID_NOT_FOUND if call.version >= 9 else ErrorCode.ILLEGAL_GENERATION
-        await commit.refuse(turn, await refused_member(broker, request.group_id, error, missing))
-    elif commit.rows:  # no `await` since the check
+    missing = ErrorCode.GROUP_ID_NOT_FOUND if call.version >= 9 else ErrorCode.ILLEGAL_GENERATION
+    commit, turn = await checked_commit(broker, call, denied, request.generation_id_or_member_epoch, missing)
+    if commit.rows:  # no `await` since the check
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if call.version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         errors = await _store(broker, WireCommit(request.group_id, commit.rows), unknown)
         for partition, code in zip(commit.responses, errors, strict=True):
             if turn.is_over:
                 await turn.next()
             partition.error_code = code
-    return response(topics=commit.topics)
+    return OFFSET_COMMIT.response(topics=commit.topics)
 
 
 def _refused_topic(call: Call, topic: Struct, opened: OpenTopic | None, by_id: bool) -> ErrorCode:
@@ -140,7 +155,7 @@ def _refused_topic(call: Call, topic: Struct, opened: OpenTopic | None, by_id: b
     return ErrorCode.NONE if denied is None else denied.code
 
 
-async def refused_member(broker: Broker, group_id: str, error: ErrorCode, missing: ErrorCode) -> ErrorCode:
+async def _refused_member(broker: Broker, group_id: str, error: ErrorCode, missing: ErrorCode) -> ErrorCode:
     """Return why a member may not commit, as Kafka says it: of a group that the coordinator does not have, which may be
     in the store, with offsets and without members. `missing`: it is not there, either.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.errors import KlammError
 from klamm.kafka.api_error import ApiError
-from klamm.kafka.apis.group_offsets import read_commit, refused_member
+from klamm.kafka.apis.group_offsets import checked_commit
 from klamm.kafka.call import CATALOG, DISK, LARGE, LOOP, TRANSACT, WRITE, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
@@ -223,37 +223,19 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> Struct:
 
 
 async def txn_offset_commit(broker: Broker, call: Call) -> Struct:
-    request, response = call.request, TXN_OFFSET_COMMIT.response
+    request = call.request
     denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id) or call.denied(
         Operation.READ, ResourceType.GROUP, request.group_id
     )
-    error = ErrorCode.NONE
-    if denied is not None:
-        error = denied.code
-    elif not is_group_id(request.group_id):
-        error = ErrorCode.INVALID_GROUP_ID
-    turn = broker.large_requests.turn(call, to_the_end=True)
-    wanted = await read_commit(broker, call, turn, error)
-    if not wanted.checked:
-        return response(topics=wanted.topics)
-    error = broker.group_coordinator.check_commit(
-        request.group_id,
-        request.member_id,
-        request.generation_id,
-        request.group_instance_id,
-        now_ms=broker.now_ms(),
-        transactional=True,
-    )
-    if error:
-        error = await refused_member(broker, request.group_id, error, ErrorCode.ILLEGAL_GENERATION)
-        await wanted.refuse(turn, error)
-    elif wanted.rows:  # no `await` since the check
+    missing = ErrorCode.ILLEGAL_GENERATION
+    wanted, turn = await checked_commit(broker, call, denied, request.generation_id, missing)
+    if wanted.rows:  # no `await` since the check
         code = await _commit_offsets(broker, call, wanted.rows)
         for partition in wanted.responses if code else ():
             if turn.is_over:
                 await turn.next()
             partition.error_code = code
-    return response(topics=wanted.topics)
+    return TXN_OFFSET_COMMIT.response(topics=wanted.topics)
 
 
 async def _commit_offsets(broker: Broker, call: Call, rows: list[OffsetRow]) -> ErrorCode:
