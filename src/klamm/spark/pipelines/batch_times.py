@@ -12,11 +12,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from klamm.spark.offsets import OURS
+from klamm.spark.pipelines.folder_files import OURS as OWN_FOLDER
+
 __all__ = ["batch_times", "records_per_s"]
 
 _BATCHES = 200
 _RECENT = 20  # micro-batches that the rate is of
-_OURS = "@klamm"  # in a source's line of a plan (spark/offsets.py)
 _PREAMBLE = 2  # lines of a plan before those of its sources
 
 
@@ -25,7 +27,7 @@ def batch_times(directory: str) -> list[dict[str, Any]]:
 
     Each has its number, when it was done, how long it took, and how many offsets it went through (None: not known).
     """
-    checkpoint = Path(directory) / "_klamm" / "checkpoint"
+    checkpoint = Path(directory) / OWN_FOLDER / "checkpoint"
     try:
         numbers = sorted(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())[-_BATCHES:]
     except OSError:
@@ -56,12 +58,12 @@ def _offsets(lines: list[str], *, is_begin: bool = False) -> dict[tuple[str, str
             source = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        ours = source.get(_OURS) if isinstance(source, dict) else None
+        ours = source.get(OURS) if isinstance(source, dict) else None
         if not isinstance(ours, dict):
             continue
         topics = ours.get("from") if is_begin else source
         for topic, partitions in topics.items() if isinstance(topics, dict) else ():
-            if topic != _OURS and isinstance(partitions, dict):
+            if topic != OURS and isinstance(partitions, dict):
                 offsets |= {(topic, number): end for number, end in partitions.items() if isinstance(end, int)}
     return offsets
 
