@@ -7,6 +7,7 @@ end. So the test does not depend on the machine, and a handler that looks at its
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +117,9 @@ def holds(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holds]:
         counted.end()
 
     monkeypatch.setattr(asyncio.Handle, "_run", watched)
+    gc.disable()  # what other tests have left would be finalized on this loop, call by call
     yield counted
+    gc.enable()
     server.call(lambda: sys.setprofile(None))
 
 
