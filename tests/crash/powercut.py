@@ -36,7 +36,9 @@ from tests.shims import compiled
 
 SECTOR = 512
 LAST = -1.0
-"""A luck for `cut`: of all that was not synced only the last change of a name survives, with what it builds on."""
+"""A value of `luck`, for `cut`: of what was not synced, only the last change of a name survives, and the changes before
+it that it needs.
+"""
 _HEADER = struct.Struct("<B3xIIIQq")
 
 
@@ -65,7 +67,7 @@ def recorded(root: Path, trace: Path, *, with_children: bool = False) -> dict[st
 
 
 def record(root: Path, trace: Path, script: Path, *arguments: str) -> list[Step]:
-    """What a Python script does to the files below `root`."""
+    """Run a Python script and return what it did to the files below `root`."""
     environment = os.environ | recorded(root, trace)
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path])
     done = subprocess.run(

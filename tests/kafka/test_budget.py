@@ -1,4 +1,4 @@
-"""The budget for requests in memory: never more than its limit and one request, and nobody waits for ever."""
+"""The budget for requests in memory: never more than its limit and one request, and no request waits forever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klamm.kafka.budget import Budget
 
 
 def never() -> None:
-    raise AssertionError("told for no reason")
+    raise AssertionError("it was told, and had not to wait")
 
 
 class Holder:
@@ -43,7 +43,7 @@ class Holder:
         self.budget.give_back(self, held)
 
 
-def test_one_may_take_more_than_there_is() -> None:
+def test_one_request_may_take_more_than_the_limit() -> None:
     budget = Budget(100)
     assert budget.take("a", 60, never)
     assert budget.take("b", 60, never)
@@ -57,7 +57,7 @@ def test_one_may_take_more_than_there_is() -> None:
     assert (told, budget.used, len(budget)) == (["c"], 0, 0)
 
 
-def test_while_more_is_used_than_there_is_nobody_else_takes_more() -> None:
+def test_while_more_than_the_limit_is_used_no_other_request_takes_more() -> None:
     """Requests that are being handled count: one after the other could take more, and keep it."""
     budget = Budget(100)
     budget.charge(150)
@@ -69,7 +69,7 @@ def test_while_more_is_used_than_there_is_nobody_else_takes_more() -> None:
     assert told == ["a"]
 
 
-def test_who_waits_is_told_in_turn_and_no_more_than_can_go_on() -> None:
+def test_requests_that_wait_are_told_in_turn_and_only_as_many_as_can_go_on() -> None:
     budget = Budget(100)
     assert budget.take("a", 100, never)
     assert budget.take("b", 50, never)
@@ -90,7 +90,7 @@ def test_who_waits_is_told_in_turn_and_no_more_than_can_go_on() -> None:
     assert told == [0, 1]
 
 
-def test_what_waits_for_its_turn_leaves_less_but_keeps_nobody_from_going_on() -> None:
+def test_requests_read_ahead_leave_less_but_keep_no_request_from_going_on() -> None:
     budget = Budget(100)
     budget.read_ahead(150)
     assert budget.is_full
@@ -103,7 +103,7 @@ def test_what_waits_for_its_turn_leaves_less_but_keeps_nobody_from_going_on() ->
     assert (told, budget.is_full) == (["b"], False)
 
 
-def test_who_is_gone_is_not_told() -> None:
+def test_a_request_that_is_gone_is_not_told() -> None:
     budget = Budget(10)
     assert budget.take("a", 20, never)
     assert not budget.take("b", 1, never)

@@ -1,4 +1,4 @@
-"""A store behind a server, to planner and tasks: what its files give, and which losses are told. Without Spark."""
+"""Planner and tasks on a store behind a server read what they read from its files, and say what was lost (no Spark)."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_plans_are_those_of_the_files_and_a_checkpoint_goes_from_one_to_the_othe
             rows_of(options(address, subscribe="order"))
 
 
-def test_records_that_are_gone_are_told_and_passed_over(store: klamm.Store, address: str) -> None:
+def test_records_that_are_gone_are_an_error_or_passed_over(store: klamm.Store, address: str) -> None:
     store.topics.create("orders")
     for n in range(20):
         store.append("orders", b"%d" % n, acks=1)

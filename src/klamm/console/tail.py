@@ -52,7 +52,7 @@ class Growth:
 
 
 def read_growth(console: Console, visit: Visit, since: Where | None, *, most: int | None = None) -> Growth:
-    """Return what came since then; from the end on, if that is None."""
+    """Return the records that came since `since`: none yet, and the end as their position, if it is None."""
     partitions = chosen_partitions(console, visit)
     wanted = filter_of(visit)
     limit = most or (MOST if wanted.takes_all else MOST_FILTERED)
@@ -74,7 +74,7 @@ def read_growth(console: Console, visit: Visit, since: Where | None, *, most: in
 
 
 def _since(last_id: str) -> Where | None:
-    """Return the positions of an event's id; None if it is none that this console gives out."""
+    """Return the positions that the id of an event has; None if this console made no such id."""
     try:
         where = Where(last_id) if last_id else None
     except KlammError:

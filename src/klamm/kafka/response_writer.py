@@ -3,7 +3,7 @@
 Small responses go in one send. Records that lie in files go by `sendfile` (where the system has none, by a copy through
 memory). If the socket is full, a piece is left to the transport, which copies it, and the rest goes on when that is
 gone. So a slow reader holds the response once, a piece, and positions in files. What it holds is counted until it has
-read all (unread.py). A client that reads as fast as we send has the loop for TURN_S at a time.
+read all (unread.py). A client that reads as fast as the server sends has the loop for TURN_S at a time.
 
 Before a part of a file is sent, a few of its bytes are read if they are in memory. If not, a thread reads that part
 first, so that the loop does not wait for the disk.
@@ -103,7 +103,7 @@ class ResponseWriter:
     def pause(self) -> None:
         """Pause: the transport has bytes that the socket did not take."""
         self._is_full = self.is_busy = True
-        self._cached_end = -1  # until the client reads on, that may take long
+        self._cached_end = -1  # the client may take long to read on, and the page cache forgets
 
     def resume(self) -> None:
         """Resume: the socket took them."""

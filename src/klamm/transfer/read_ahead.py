@@ -1,4 +1,4 @@
-"""Chunks are read by a thread of their own, so that the next ones are read while the last ones are written."""
+"""Read chunks in a thread of their own: the next ones while the last ones are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klamm.transfer.chunk import Chunk
 __all__ = ["read_ahead"]
 
 _DEPTH = 4  # chunks that wait
-_POLL_S = 0.05  # how soon a reader that waits for space sees that it is not wanted any more
+_POLL_S = 0.05  # how soon a thread that waits for space sees that the iterator was closed
 
 
 class _End:
@@ -22,7 +22,7 @@ class _End:
 
 
 def read_ahead(chunks: Generator[Chunk | None]) -> Iterator[Chunk | None]:
-    """Yield what `chunks` yields, and raise what it raises. It is closed, in its thread, when this iterator is."""
+    """Yield what `chunks` yields, and raise what it raises. When this iterator is closed, so is `chunks`."""
     ready: queue.Queue[Chunk | _End | None] = queue.Queue(_DEPTH)
     is_over = threading.Event()
 
