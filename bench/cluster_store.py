@@ -3,10 +3,13 @@
 --count records of --size bytes with a key, into a topic of four partitions and out of it. Both sides have librdkafka in
 this process, and are configured alike: acks=all and idempotence, linger.ms=5, no compression, librdkafka's own
 batch.size, 32 MiB that may wait to be sent, and the same options of a consumer (SENDING and READING below). Both look
-at each record: in, at what became of it, by `on_delivery`; out, at its value, a thousand messages at a time. What
-differs is what Klamm does: it chooses partitions as Java does, returns a Delivery for each record, listens in a thread
-of its own, and makes a Record of each message. The server is `klamm serve`, or the brokers of --address, each round
-with a topic of its own.
+at each record: in, at what became of it, by `on_delivery`; out, a thousand messages at a time, at its value, or at all
+that a Record has. A bare consumer asks each message for an error first: else its value may be one. What differs is what
+Klamm does: it chooses partitions as Java does, returns a Delivery for each record, listens in a thread of its own, and
+makes a Record of each message.
+
+The server is `klamm serve`, a process of its own, so that cpu_ratio is that of the clients alone; or the brokers of
+--address. Each round has a topic of its own, which both kinds of reading read when it was written a moment before.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import _harness as harness
 import klamm
+from _kafka import start_klamm
 
 PARTITIONS = 4
 KEYS = [b"user-%d" % n for n in range(1000)]
@@ -40,8 +44,13 @@ def brokers(address: str) -> Iterator[str]:
     if address:
         yield address.removeprefix("kafka://")
         return
-    with harness.folder() as path, klamm.server(f"{path}/served") as served:
-        yield served
+    with harness.folder() as path:
+        server = start_klamm(path)
+        try:
+            server.wait()
+            yield server.address
+        finally:
+            server.stop()
 
 
 class Sides:
@@ -57,7 +66,7 @@ class Sides:
     def _topic(self) -> str:
         return self.store.topics.create(f"bench-{next(self._numbers)}", PARTITIONS).name
 
-    def klamm(self) -> tuple[harness.Sample, harness.Sample]:
+    def klamm(self) -> tuple[harness.Sample, ...]:
         topic, value = self._topic(), self._value
         with harness.clock(self._count) as put, self.store.producer() as producer:
             sent = [producer.send(topic, value, key=KEYS[n % 1000]) for n in range(self._count)]
@@ -65,11 +74,17 @@ class Sides:
             assert sum(each.error is None for each in sent) == self._count
         with harness.clock(self._count) as got, self.store.consumer(topic, start="earliest", wait=0) as consumer:
             assert sum(len(record.value) for record in consumer) == self._count * len(value)
+        with harness.clock(self._count) as whole, self.store.consumer(topic, start="earliest", wait=0) as consumer:
+            size = 0
+            for each in consumer:
+                _ = each.topic, each.partition, each.offset, each.timestamp, each.key, each.headers, each.leader_epoch
+                size += len(each.value)
+            assert size == self._count * len(value)
         self.store.topics.delete(topic)
-        return put, got
+        return put, got, whole
 
-    def bare(self) -> tuple[harness.Sample, harness.Sample]:
-        from confluent_kafka import Consumer, Producer, TopicPartition
+    def bare(self) -> tuple[harness.Sample, ...]:
+        from confluent_kafka import Producer
 
         topic, value, delivered = self._topic(), self._value, 0
 
@@ -91,17 +106,35 @@ class Sides:
                     producer.poll(0)
             producer.flush()
             assert delivered == self._count
+        size = 0
         with harness.clock(self._count) as got:
-            consumer = Consumer({"bootstrap.servers": self._address, "group.id": "bare", **READING})
-            consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-            left = self._count
-            while left:
-                for message in consumer.consume(min(left, 1000), 1.0):
-                    assert len(message.value()) == len(value)
-                    left -= 1
-            consumer.close()
+            for messages in self._messages(topic):
+                for each in messages:
+                    assert each.error() is None
+                    size += len(each.value())
+        with harness.clock(self._count) as whole:
+            for messages in self._messages(topic):
+                for each in messages:
+                    assert each.error() is None
+                    _ = each.topic(), each.partition(), each.offset(), each.timestamp(), each.key(), each.headers()
+                    _ = each.leader_epoch()
+                    size += len(each.value())
+        assert size == 2 * self._count * len(value)
         self.store.topics.delete(topic)
-        return put, got
+        return put, got, whole
+
+    def _messages(self, topic: str) -> Iterator[list[Any]]:
+        """Yield the messages of a topic, a thousand at a time."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({"bootstrap.servers": self._address, "group.id": "bare", **READING})
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+        left = self._count
+        while left:
+            messages = consumer.consume(min(left, 1000), 1.0)
+            left -= len(messages)
+            yield messages
+        consumer.close()
 
 
 def main() -> None:
@@ -116,7 +149,7 @@ def main() -> None:
         found = harness.interleave({"klamm": sides.klamm, "bare": sides.bare}, options.rounds)
         sides.store.close()
     where = "brokers" if options.address else "klamm serve"
-    for number, what in enumerate(("send to", "read from")):
+    for number, what in enumerate(("send to", "read from", "read all fields from")):
         ours, theirs = ([each[number] for each in found[name]] for name in ("klamm", "bare"))
         harness.compare(f"{what} kafka://, {where}", ours, "confluent-kafka", theirs, harness.at_least(0.9))
 

@@ -365,10 +365,9 @@ def test_an_error_of_one_partition_loses_no_record_of_another_that_came_with_it(
             ]
 
 
-def test_what_librdkafka_reads_again_is_handed_out_once(
-    scene: Scene, klamm_broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its position may go back when the leader of a partition has changed; also in the middle of what it returns."""
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Half of what is received is received again: librdkafka's position may go back when a leader has changed."""
     receive = cluster_partition.receive
     again = 0
 
@@ -378,10 +377,21 @@ def test_what_librdkafka_reads_again_is_handed_out_once(
         again += len(found) // 2
         return [*found, *found[len(found) // 2 :]]
 
-    monkeypatch.setattr(cluster_engine, "receive", received)
-    with klamm.open(f"kafka://{klamm_broker.address}") as store:
-        topic = store.topics.create(fresh("again")).name
-        store.append_many(topic, [b"%d" % n for n in range(20)])
-        with store.consumer(topic, wait=0) as consumer:
-            assert [record.offset for record in consumer] == list(range(20))
+    for module in (cluster_engine, cluster_partition):
+        monkeypatch.setattr(module, "receive", received)
+    yield
     assert again
+
+
+@pytest.mark.usefixtures("doubled")
+@pytest.mark.parametrize("by_scan", [False, True], ids=["consumer", "scan"])
+def test_what_librdkafka_reads_again_is_handed_out_once(klamm_broker: Broker, *, by_scan: bool) -> None:
+    with klamm.open(f"kafka://{klamm_broker.address}") as store:
+        topic = store.topics.create(fresh("again"))
+        store.append_many(topic.name, [b"%d" % n for n in range(20)])
+        if by_scan:
+            offsets = topic.scan().to_table()["offset"].to_pylist()
+        else:
+            with topic.consumer(wait=0) as consumer:
+                offsets = [record.offset for record in consumer]
+        assert offsets == list(range(20))

@@ -7,7 +7,8 @@ from tests.mutants.mutant import Mutant
 SOURCE = "src/klamm/transfer/directory_source.py"
 TARGET = "src/klamm/transfer/directory_target.py"
 KAFKA_TARGET = "src/klamm/transfer/kafka_target.py"
-BATCHES = "src/klamm/cluster/cluster_partition.py"
+MESSAGES = "src/klamm/batch/_messages.pxi"
+PARTITION = "src/klamm/cluster/cluster_partition.py"
 COPIER = "src/klamm/transfer/copier.py"
 ERRORS = "tests/cluster/test_kafka_errors.py"
 TESTS = "tests/transfer/test_copy.py"
@@ -72,8 +73,17 @@ MUTANTS = [
     Mutant(
         "a copy from a cluster loses the gaps between offsets",
         "transfer/chunk.py CPY1",
-        ((BATCHES, "if offset != base + builder.count or builder.size", "if builder.size"),),
+        ((MESSAGES, "record.offset != base + builder.count or builder.used", "builder.used"),),
         (SERVED,),
+    ),
+    Mutant(
+        "a scan and a copy have what librdkafka reads again twice",
+        "transfer/chunk.py CPY1",
+        ((PARTITION, "records = not_before(records, offset)", "pass"),),
+        (
+            f"{TESTS.replace('test_copy', 'test_servers')}::test_what_librdkafka_reads_again_is_copied_once",
+            f"{ERRORS}::test_what_librdkafka_reads_again_is_handed_out_once[scan]",
+        ),
     ),
     Mutant(
         "a partition of a cluster keeps its turn as long as it has records",

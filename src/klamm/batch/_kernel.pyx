@@ -16,7 +16,7 @@ One module, a file a noun:
     _columns.pxi    batches -> Arrow columns
     _accumulator.pxi       behind producer.send: partition, Builder and Delivery of each record
     _forwarder.pxi         the same for a cluster: records to librdkafka, deliveries as it reports them
-    _messages.pxi          messages of librdkafka -> Record objects
+    _messages.pxi          messages of librdkafka -> Record objects, and those -> batches
     _keymap.pxi     the latest offset of each key; batches without what is not the latest
     _scan.pxi       records that are read in pieces: keys, timestamps
 

@@ -29,7 +29,7 @@ from klamm.client.consume.read_engine import TURN_S, ReadFormat, Records, SeenVe
 from klamm.client.consume.record_format import converted
 from klamm.client.subscription import open_partitions
 from klamm.cluster.address import import_confluent_kafka
-from klamm.cluster.cluster_partition import reading_config, receive
+from klamm.cluster.cluster_partition import not_before, reading_config, receive
 from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
 from klamm.disk._os import PriorityMutex
 from klamm.errors import Closed, StoreBusy, StoreError, Unreachable
@@ -231,10 +231,9 @@ class ClusterEngine:
         if not isinstance(received, list):
             self._take_error(cursor, received.error(), received.offset())
             return
-        if received[0].offset < cursor.received:
-            received = [record for record in received if record.offset >= cursor.received]
-            if not received:
-                return
+        received = not_before(received, cursor.received)
+        if not received:
+            return
         if not cursor.has_turn:
             self._turns.append(cursor)
             cursor.has_turn = True

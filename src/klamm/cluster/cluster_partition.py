@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from bisect import bisect_left
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from klamm.batch import Builder, patch
+from klamm.batch import Record, batches_of, records_of
 from klamm.cluster.address import consumer_options, import_confluent_kafka
 from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
 from klamm.errors import OffsetOutOfRange, UnknownTopic, Unreachable
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from klamm.cluster.cluster_core import ClusterCore
     from klamm.store.directory import OpenTopic
 
-__all__ = ["ClusterPartition", "as_batches", "out_of_range", "reading_config", "receive"]
+__all__ = ["ClusterPartition", "batches_from", "not_before", "out_of_range", "reading_config", "receive"]
 
 _BATCH_BYTES = 64 << 10
-_MAX_BATCH_BYTES = 1 << 30  # one record may be that large
 _AT_ONCE = 5_000  # messages
 _SLICE_S = 0.2
 _SILENCE_S = 30.0  # a cluster that has records and sends none for so long does not answer
+_offset_of = attrgetter("offset")
 
 
 def reading_config(core: ClusterCore, group: str = "klamm-reader", *, committed: bool = True) -> dict[str, Any]:
@@ -49,6 +50,19 @@ def receive(consumer: Any, most: int, wait_s: float) -> list[Any]:
     """Return the messages that are there; wait for the first, and not, as `consume` does, until there are so many."""
     first = consumer.poll(wait_s)
     return [] if first is None else [first, *consumer.consume(most, 0)]
+
+
+def not_before(records: list[Record], offset: int) -> list[Record]:
+    """Return the records from `offset` on: librdkafka may read a part again, after the leader has changed."""
+    if records[0].offset >= offset:
+        return records
+    return records[bisect_left(records, offset, key=_offset_of) :]
+
+
+def batches_from(records: list[Record], offset: int) -> tuple[list[memoryview], int]:
+    """Return the records from `offset` on as batches, in which offsets follow one another, and the offset behind."""
+    records = not_before(records, offset)
+    return batches_of(records, _BATCH_BYTES), records[-1].offset + 1 if records else offset
 
 
 def out_of_range(partition: TopicPartition, offset: int, ends: Ends, hint: str) -> OffsetOutOfRange:
@@ -154,55 +168,33 @@ class Reader(AbstractContextManager["Reader"]):
         """Return about so many bytes of batches, and move `offset` behind them; none at the end."""
         if self._consumer is None:
             self._open()
-        messages: list[Any] = []
-        read = 0
+        batches: list[memoryview] = []
         position, silent_at = self.offset, time.monotonic() + _SILENCE_S
-        while position < self._end and read < size:
+        while position < self._end and sum(map(len, batches)) < size:
             with translated(self._core.path):
                 received = receive(self._consumer, _AT_ONCE, _SLICE_S if position == self.offset else 0)
             if not received and position > self.offset:
                 break
-            for message in received:
-                error = message.error()
-                if error is None:
-                    messages.append(message)
-                    read += len(message)
-                    position = message.offset() + 1
-                elif message.topic() is None:
-                    continue
-                elif error.name() == "_PARTITION_EOF":
-                    position = max(position, message.offset())
-                elif error.name() in OUT_OF_RANGE:
-                    self._check_range(position)
-                    self._read_from(position)
-                elif error.name() not in ELECTING:
-                    raise error_of(f"{self._core.path}: {self._name.topic}/{self._name.partition}", error)
+            for topic, _, found in records_of(received):
+                if isinstance(found, list):
+                    more, position = batches_from(found, position)
+                    batches += more
+                elif topic is not None:
+                    position = self._take_error(found.error(), found.offset(), position)
             if received:
                 silent_at = time.monotonic() + _SILENCE_S
             elif time.monotonic() > silent_at:
                 raise Unreachable(f"{self._core.path}: {self._name.topic} was not sent for {_SILENCE_S:g} s")
         self.offset = position
-        return memoryview(b"".join(as_batches(messages)))
+        return memoryview(b"".join(batches))
 
-
-def as_batches(messages: Iterable[Any]) -> list[memoryview]:
-    """Return messages of one partition as batches, in which offsets follow one another."""
-    batches: list[memoryview] = []
-    builder = Builder(_MAX_BATCH_BYTES)
-    base = 0
-
-    def finish() -> None:
-        if builder.count:
-            batch = memoryview(bytearray(builder.seal()))
-            patch.set_base_offset(batch, base)
-            batches.append(batch)
-            builder.clear()
-
-    for message in messages:
-        offset = message.offset()
-        if offset != base + builder.count or builder.size >= _BATCH_BYTES:
-            finish()
-            base = offset
-        builder.add(message.key(), message.value(), message.headers() or (), message.timestamp()[1])
-    finish()
-    return batches
+    def _take_error(self, error: Any, offset: int, position: int) -> int:
+        """Return the position behind what librdkafka reports; raise if that ends the reading."""
+        if error.name() == "_PARTITION_EOF":
+            return max(position, offset)
+        if error.name() in OUT_OF_RANGE:
+            self._check_range(position)
+            self._read_from(position)
+        elif error.name() not in ELECTING:
+            raise error_of(f"{self._core.path}: {self._name.topic}/{self._name.partition}", error)
+        return position

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from klamm.batch import Record
+from klamm.batch import Record, records_of
 from klamm.cluster.address import client_config, import_confluent_kafka, public_name
-from klamm.cluster.cluster_partition import as_batches, out_of_range
+from klamm.cluster.cluster_partition import batches_from, out_of_range
 from klamm.cluster.kafka_admin import KafkaAdmin
 from klamm.cluster.kafka_errors import ELECTING, OUT_OF_RANGE, error_of, translated
 from klamm.errors import UnknownTopic, Unreachable
-from klamm.transfer.chunk import Chunk, SourceTopic, records_of
+from klamm.transfer.chunk import Chunk, SourceTopic
+from klamm.transfer.chunk import records_of as records_of_chunk
 from klamm.types import TopicPartition
 from klamm.where import Where, fixed, offset_between, time_of
 
@@ -72,7 +73,7 @@ class KafkaSource:
         records: list[Record] = []
         for chunk in self.chunks({partition: start}, follow=False, limits={partition: end}):
             if chunk is not None:
-                records += records_of(chunk, start, end)
+                records += records_of_chunk(chunk, start, end)
         return records
 
     def chunks(
@@ -93,21 +94,25 @@ class KafkaSource:
             while left:
                 with translated(self.name):
                     messages = consumer.consume(_AT_ONCE, _WAIT_S)
-                parts = _by_partition(messages)
-                for partition, received in parts.items():
+                heard = False
+                for topic, number, found in records_of(messages):
+                    if topic is None:  # of a broker that librdkafka connects to again
+                        continue
+                    heard = True
+                    partition = TopicPartition(topic, number)
                     if partition not in left:
                         continue
-                    chunk = self._chunk(partition, reading[partition], received)
+                    chunk, code = self._take(partition, reading[partition], found)
                     reading[partition] = chunk.end
                     if chunk.end > chunk.start:
                         yield chunk
                     # At its end, maybe before the limit: an open transaction may be in front of it.
-                    if not follow and (chunk.end >= limits[partition] or _code_of(received[-1]) == "_PARTITION_EOF"):
+                    if not follow and (chunk.end >= limits[partition] or code == "_PARTITION_EOF"):
                         left.discard(partition)
                         consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
-                    elif _code_of(received[-1]) in OUT_OF_RANGE:
+                    elif code in OUT_OF_RANGE:
                         self._read_again(consumer, partition, chunk.end)
-                if parts:
+                if heard:
                     silent_at = time.monotonic() + _SILENCE_S
                 elif left:
                     if not follow and time.monotonic() > silent_at:
@@ -119,17 +124,18 @@ class KafkaSource:
         finally:
             consumer.close()
 
-    def _chunk(self, partition: TopicPartition, start: int, messages: list[Any]) -> Chunk:
-        """Return messages, the last of which may be the end of the partition, as batches without gaps."""
-        found = [message for message in messages if message.error() is None]
-        position = found[-1].offset() + 1 if found else start
-        for message in messages:
-            code = _code_of(message)
-            if code == "_PARTITION_EOF":
-                position = max(position, message.offset())
-            elif code and code not in (*ELECTING, *OUT_OF_RANGE):
-                raise error_of(f"{self.name}: {partition.topic}/{partition.partition}", message.error())
-        return Chunk(partition, start, position, as_batches(found))
+    def _take(self, partition: TopicPartition, start: int, found: Any) -> tuple[Chunk, str]:
+        """Return the chunk from `start` on that records or a message of a partition make, and what the message reports:
+        librdkafka's name of it; empty for records.
+        """
+        if isinstance(found, list):
+            batches, end = batches_from(found, start)
+            return Chunk(partition, start, end, batches), ""
+        error = found.error()
+        code = str(error.name())
+        if code not in ("_PARTITION_EOF", *ELECTING, *OUT_OF_RANGE):
+            raise error_of(f"{self.name}: {partition.topic}/{partition.partition}", error)
+        return Chunk(partition, start, max(start, found.offset()) if code == "_PARTITION_EOF" else start, ()), code
 
     def _read_again(self, consumer: Any, partition: TopicPartition, offset: int) -> None:
         """Ask for an offset again that the leader did not have. OffsetOutOfRange if it was removed."""
@@ -145,18 +151,3 @@ class KafkaSource:
 
     def close(self) -> None:
         self._admin.close()
-
-
-def _code_of(message: Any) -> str:
-    """Return librdkafka's name of what a message reports; empty for a record."""
-    error = message.error()
-    return "" if error is None else str(error.name())
-
-
-def _by_partition(messages: list[Any]) -> dict[TopicPartition, list[Any]]:
-    """Sort messages by their partitions. Those of no partition tell of brokers that librdkafka connects to again."""
-    received: dict[TopicPartition, list[Any]] = {}
-    for message in messages:
-        if message.topic() is not None:
-            received.setdefault(TopicPartition(message.topic(), message.partition()), []).append(message)
-    return received
