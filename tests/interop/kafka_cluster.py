@@ -54,6 +54,12 @@ group.min.session.timeout.ms=100
 transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 log.cleaner.dedupe.buffer.size=8388608
 log.cleaner.threads=1
+group.coordinator.threads=1
+"""
+# Idle, it costs little: no record of the controller twice a second, replicas that wait longer.
+IDLE = """
+metadata.max.idle.interval.ms=0
+replica.fetch.wait.max.ms=1500
 """
 # A killed broker is noticed soon: by the controllers, and by the leader that waits for its replica.
 SOON = """
@@ -85,7 +91,7 @@ class KafkaCluster:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / "server.properties"
             about = {"number": n + 1, "port": ports[n], "controller": ports[NODES + n], "voters": voters}
-            file.write_text(PROPERTIES.format(**about, directory=folder) + SOON)
+            file.write_text(PROPERTIES.format(**about, directory=folder) + IDLE + SOON)
             self.nodes.append(KafkaNode(file, ports[n], heap=heap))
         self.address = ",".join(node.address for node in self.nodes)
         if not (where / "node-1" / "logs").exists():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -13,110 +11,24 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.interop.kafka_pythons import kafka
+from tests.interop.login import Lines, Login
 
 if TYPE_CHECKING:
     from tests.interop.one_jvm import Ran
     from tests.serving import Serving
 
-__all__ = ["CLIENTS", "OPEN_METRICS", "Exchange", "Login", "Refused", "counted", "exchange", "use_kafka_python"]
+__all__ = ["CLIENTS", "OPEN_METRICS", "Exchange", "Refused", "counted", "exchange"]
 
 BOUND_S = 30
-_BEARER = "org.apache.kafka.common.security.oauthbearer"
 
 
 class Refused(Exception):
     """In the client's own words."""
-
-
-class Login(NamedTuple):
-    """What a client brings, in the words of librdkafka and Java."""
-
-    protocol: str
-    mechanism: str = ""
-    user: str = ""
-    password: str = ""
-    authority: Path | None = None
-    certificate: Path | None = None
-    """Of the client: certificate and key in one file."""
-    token: str = ""
-    """For OAUTHBEARER."""
-    token_url: str = ""
-    """Where clients get the token that take none by hand."""
-
-    @property
-    def librdkafka(self) -> dict[str, str]:
-        settings = {"security.protocol": self.protocol}
-        if self.token_url:
-            settings |= {
-                "sasl.mechanisms": self.mechanism,
-                "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.client.id": "klamm",
-                "sasl.oauthbearer.client.secret": "klamm",
-                "sasl.oauthbearer.token.endpoint.url": self.token_url,
-            }
-        elif self.mechanism:
-            settings |= {
-                "sasl.mechanisms": self.mechanism,
-                "sasl.username": self.user,
-                "sasl.password": self.password,
-            }
-        if self.authority:
-            settings["ssl.ca.location"] = str(self.authority)
-        if self.certificate:
-            settings |= {
-                "ssl.certificate.location": str(self.certificate),
-                "ssl.key.location": str(self.certificate),
-            }
-        return settings
-
-    @property
-    def java(self) -> str:
-        settings = {"security.protocol": self.protocol}
-        if self.token_url:
-            settings |= {
-                "sasl.mechanism": self.mechanism,
-                "sasl.oauthbearer.token.endpoint.url": self.token_url,
-                "sasl.login.callback.handler.class": f"{_BEARER}.OAuthBearerLoginCallbackHandler",
-                "sasl.jaas.config": f'{_BEARER}.OAuthBearerLoginModule required clientId="x" clientSecret="x";',
-            }
-        elif self.mechanism:
-            kind = "plain.Plain" if self.mechanism == "PLAIN" else "scram.Scram"
-            settings["sasl.mechanism"] = self.mechanism
-            settings["sasl.jaas.config"] = (
-                f"org.apache.kafka.common.security.{kind}LoginModule required"
-                f' username="{self.user}" password="{self.password}";'
-            )
-        if self.authority:
-            settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.authority)}
-        if self.certificate:
-            settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(self.certificate)}
-        return "".join(f"{name}={value}\n" for name, value in settings.items())
-
-    def python(self) -> dict[str, Any]:
-        """For kafka-python and aiokafka."""
-        settings: dict[str, Any] = {"security_protocol": self.protocol}
-        if self.token:
-            settings["sasl_mechanism"] = self.mechanism  # the provider of tokens is each library's own
-        elif self.mechanism:
-            settings |= {
-                "sasl_mechanism": self.mechanism,
-                "sasl_plain_username": self.user,
-                "sasl_plain_password": self.password,
-            }
-        if self.authority:
-            import ssl
-
-            context = ssl.create_default_context(cafile=str(self.authority))
-            if self.certificate:
-                context.load_cert_chain(self.certificate)
-            settings["ssl_context"] = context
-        return settings
 
 
 Exchange = Callable[[str, Login, str], str]
@@ -167,31 +79,11 @@ def _kcat(address: str, login: Login, topic: str, where: Path) -> str:
     return read.stdout.strip()
 
 
-class _Lines(logging.Handler):
-    """What a client logs: kafka-python and aiokafka raise that there is no broker, and log why."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self._logger = logging.getLogger(name)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-    def __enter__(self) -> list[str]:
-        self._logger.addHandler(self)
-        return self.lines
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
-
-
 def _kafka_python(address: str, login: Login, topic: str, where: Path) -> str:
     """In a process of its own: where it is refused, kafka-python leaves its sockets to the collector."""
     given = json.dumps([address, topic, *(str(each) if isinstance(each, Path) else each for each in login)])
-    code = "from tests.interop import secured; secured.use_kafka_python()"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-W", "ignore", "-m", "tests.interop.kafka_python_exchange"],
         input=given,
         capture_output=True,
         text=True,
@@ -203,30 +95,6 @@ def _kafka_python(address: str, login: Login, topic: str, where: Path) -> str:
     if "refused" in result:
         raise Refused(result["refused"])
     return result["value"]
-
-
-def use_kafka_python() -> None:
-    """Send and read a record as standard input says, and print its value, or what the client says that is wrong."""
-    address, topic, *fields = json.load(sys.stdin)
-    login = Login(*fields[:4], *(each and Path(each) for each in fields[4:6]), *fields[6:])
-    config: dict[str, Any] = {"bootstrap_servers": address, **login.python()}
-    if login.token:
-        from kafka.net.sasl.oauth import AbstractTokenProvider
-
-        provider = type("Provider", (AbstractTokenProvider,), {"token": lambda self: login.token})
-        config["sasl_oauth_token_provider"] = provider()
-    with _Lines("kafka") as lines:
-        try:
-            producer = kafka.KafkaProducer(**config, max_block_ms=10_000, bootstrap_timeout_ms=3_000)
-            producer.send(topic, b"kafka-python").get(BOUND_S)
-            producer.close()
-        except kafka.errors.KafkaError as error:
-            json.dump({"refused": "\n".join((*lines, str(error)))}, sys.stdout)
-            sys.stdout.flush()
-            os._exit(0)  # a thread of a producer that was refused may go on
-    consumer = kafka.KafkaConsumer(topic, **config, auto_offset_reset="earliest", consumer_timeout_ms=BOUND_S * 1000)
-    json.dump({"value": bytes(next(consumer).value).decode()}, sys.stdout)
-    consumer.close()
 
 
 def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
@@ -269,7 +137,7 @@ def _aiokafka(address: str, login: Login, topic: str, where: Path) -> str:
                     transport.abort()
                 await asyncio.sleep(0.001)
 
-    with _Lines("aiokafka") as lines:
+    with Lines("aiokafka") as lines:
         return asyncio.run(run())
 
 

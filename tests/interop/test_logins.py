@@ -9,7 +9,8 @@ import pytest
 
 import klamm
 from klamm.store.users import Users
-from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Login, Refused, counted
+from tests.interop.login import Login
+from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Refused, counted
 from tests.serving import Serving, serving
 
 MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]

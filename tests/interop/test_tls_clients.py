@@ -10,7 +10,8 @@ import pytest
 
 import klamm
 from klamm.store.users import Users
-from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Login, Refused, counted
+from tests.interop.login import Login
+from tests.interop.secured import CLIENTS, OPEN_METRICS, Exchange, Refused, counted
 from tests.kafka.authorities import Authority
 from tests.serving import Serving, serving
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import klamm
-from tests.interop.secured import CLIENTS, Exchange, Login, Refused
+from tests.interop.login import Login
+from tests.interop.secured import CLIENTS, Exchange, Refused
 from tests.kafka.authorities import Authority
 from tests.kafka.connect import Served, served
 from tests.kafka.tokens import Issuer, settings_of, token_endpoint

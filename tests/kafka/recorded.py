@@ -17,7 +17,8 @@ import klamm
 from klamm.kafka.session import Session
 from klamm.kafka.wire.frames import read_request_header
 from klamm.store.users import Users
-from tests.interop.secured import CLIENTS, Login
+from tests.interop.login import Login
+from tests.interop.secured import CLIENTS
 from tests.kafka.connect import served
 
 __all__ = ["RecordedRequest", "load"]

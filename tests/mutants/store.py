@@ -58,6 +58,18 @@ MUTANTS = [
         (f"{REPLACED_TESTS}::test_a_closed_store_leaves_nothing_open_and_its_partitions_name_the_path",),
     ),
     Mutant(
+        "files that were put into the directory of an open store are read by its old head",
+        "docs/guide/durability.md",
+        (
+            (
+                "src/klamm/log/reader.py",
+                "            self.partition.heads.check_place(now=True)  ",
+                "            pass  ",
+            ),
+        ),
+        (f"{REPLACED_TESTS}::test_what_a_process_does_to_its_store_never_reaches_the_one_at_its_path",),
+    ),
+    Mutant(
         "a consumer waits forever for records of a store that is gone",
         "docs/guide/durability.md",
         (("src/klamm/client/consume/log_engine.py", "        self._core.heads.check_place()\n", ""),),

@@ -269,12 +269,12 @@ def test_a_task_that_sees_another_store_or_less_of_it(store: klamm.Store, tmp_pa
 
 
 def test_a_task_opens_the_store_that_has_taken_the_place_of_the_one_it_has_open(tmp_path: Path) -> None:
-    """Both are copies of one store, and have as many records."""
+    """Both are copies of one store, and have as many records; those of the second take more bytes."""
     path, base = tmp_path / "events", tmp_path / "base"
     with klamm.open(base) as store:
         store.topics.create("orders")
     path.mkdir()
-    for value in (b"old", b"new"):
+    for value in (b"old", b"a newer one"):
         for found in path.iterdir():  # the directory itself stays, and has the same number
             shutil.rmtree(found) if found.is_dir() else found.unlink()
         shutil.copytree(base, path, dirs_exist_ok=True)

@@ -142,6 +142,10 @@ def read_all(replaced: Replaced) -> None:
     assert values(replaced.store) == replaced.own
 
 
+def scan(replaced: Replaced) -> None:
+    assert [value.as_py()[:-40] for value in replaced.store.scan("plain").to_table()["value"]] == replaced.own
+
+
 def wait_for_table(replaced: Replaced) -> None:
     time.sleep(0.11)
     replaced.table.get(b"1")
@@ -157,6 +161,7 @@ ACTIONS: dict[str, Callable[[Replaced], object]] = {
     "create": lambda each: each.store.topics.create("more"),
     "read on": read_on,
     "read all": read_all,
+    "scan": scan,
     "table": wait_for_table,
 }
 

@@ -230,7 +230,7 @@ class Reader:
         partition.check_not_deleted()
         if self._base >= 0:
             try:
-                self._fd = _os.open_file(segment.path_of(partition.directory, self._base), os.O_RDONLY)
+                self._open_segment(self._base)
                 if (partition.log.segments_version, os.fstat(self._fd).st_ino) == self._file:
                     return True
                 self.close()  # compacted since, or something else changed: positions mean nothing any more
@@ -248,7 +248,7 @@ class Reader:
                 hint="run `check(repair=True)` on the store",
             )
         try:
-            self._fd = _os.open_file(segment.path_of(partition.directory, base), os.O_RDONLY)
+            self._open_segment(base)
         except FileNotFoundError:
             return False
         self._file = version, os.fstat(self._fd).st_ino
@@ -264,6 +264,15 @@ class Reader:
             self._position, self._expected = entry.position, entry.offset
         self._skip(now)
         return True
+
+    def _open_segment(self, base: int) -> None:
+        """Open a segment. NotAStore if it may be a file that was copied into the directory of this store."""
+        self._fd = _os.open_file(segment.path_of(self.partition.directory, base), os.O_RDONLY)
+        try:
+            self.partition.heads.check_place(now=True)  # after the file was opened: before, it could be replaced yet
+        except KlammError:
+            self._forget()
+            raise
 
     def _starts_at(self, position: int, offset: int) -> bool:
         """Return whether a batch with that base offset starts there: an index is only a hint, and this checks it."""
