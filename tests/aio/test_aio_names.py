@@ -125,7 +125,7 @@ CALLS = [
         (name, getattr(sync, name.partition(".")[2]), getattr(other, name.partition(".")[2]))
         for sync, other in PAIRS
         for name in sorted(public(sync) & public(other))
-        if inspect.isfunction(getattr(sync, name.partition(".")[2], None))
+        if inspect.isfunction(inspect.unwrap(getattr(sync, name.partition(".")[2], object)))
     ),
 ]
 

@@ -16,7 +16,7 @@ from klamm.client.produce.producer import Producer
 from klamm.client.produce.target import Target, codec_of
 from klamm.client.serde import Serdes
 from klamm.errors import ReadOnly
-from klamm.log.head import EVENTFUL
+from klamm.log.head import EVENTFUL, store_goes_shortest_way
 from klamm.times import to_ms
 from klamm.types import Appended
 from klamm.typevars import K, V
@@ -139,6 +139,7 @@ class Appends(StoreState, Generic[K, V]):
         key_serde: Serde | None = None,
         **options: Unpack[AppendOptions],
     ) -> None: ...
+    @store_goes_shortest_way
     def append(
         self,
         topic: str,
@@ -158,16 +159,6 @@ class Appends(StoreState, Generic[K, V]):
         as well; 0 is as 1, and returns None. Without `partition` the key decides; without a key, partitions take turns.
         `headers` is a mapping or (name, value) pairs, values are bytes or text.
         """
-        if acks == 1 and headers is None and timestamp is None and partition is None and serde is None is key_serde:
-            try:
-                target = self._targets[topic]
-            except KeyError:  # once; `get` would take longer each time
-                pass
-            else:
-                quick = target.quick
-                if quick is not None and acks is not True:  # one partition, usual settings, no serde: one native call
-                    offset = quick(key, value, target.version)
-                    return offset if offset >= 0 else self._after_quick(target, offset, topic, key, value)
         if serde is not None or key_serde is not None or self._has_serdes:
             key, value = Serdes(serde, key_serde).over(self._serdes).serializer().pair(key, value)
         durable = acks_of(acks) == ALL
@@ -184,7 +175,7 @@ class Appends(StoreState, Generic[K, V]):
         return offset if acks else None
 
     def _after_quick(self, target: Target, result: int, topic: str, key: Any, value: Any) -> int:
-        """Finish an append that the fast path could not do, or has left unfinished."""
+        """Finish an append that the shortest way could not do, or has left unfinished."""
         if result > EVENTFUL:
             return self._target(topic).choose(key, None).append_one(key, value)
         assert target.single is not None

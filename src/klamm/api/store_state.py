@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from klamm.api.call_options import checked
 from klamm.errors import ReadOnly
+from klamm.log.head import QuickStore
 
 if TYPE_CHECKING:
     from klamm.client.clients import Clients
@@ -21,7 +22,7 @@ __all__ = ["StoreState"]
 _Item = TypeVar("_Item")
 
 
-class StoreState:
+class StoreState(QuickStore):
     """The state of a store, open or closed; Store sets these."""
 
     _path: str

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from klamm.api.topic_reads import TopicReads
+from klamm.log.head import topic_goes_shortest_way
 from klamm.other_names import explains_names
 from klamm.store.settings import SETTINGS
 from klamm.times import to_ms
@@ -154,6 +155,7 @@ class Topic(TopicReads[K, V]):
         key_serde: Serde | None = None,
         **options: Unpack[AppendOptions],
     ) -> None: ...
+    @topic_goes_shortest_way
     def append(
         self,
         value: Any,
@@ -167,18 +169,7 @@ class Topic(TopicReads[K, V]):
         key_serde: Serde | None = None,
     ) -> int | None:
         """Append one record and return its offset: like `store.append`."""
-        store = self._store
-        if acks == 1 and headers is None and timestamp is None and partition is None and serde is None is key_serde:
-            try:
-                target = store._targets[self._name]
-            except KeyError:  # once; `get` would take longer each time
-                pass
-            else:
-                quick = target.quick
-                if quick is not None and acks is not True:  # the fast path of Store.append, without a call in between
-                    offset = quick(key, value, target.version)
-                    return offset if offset >= 0 else store._after_quick(target, offset, self._name, key, value)
-        append: Callable[..., int | None] = store.append
+        append: Callable[..., int | None] = self._store.append
         return append(
             self._name,
             value,

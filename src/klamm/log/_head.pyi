@@ -1,7 +1,7 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from enum import IntEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from typing_extensions import Buffer
 
@@ -10,6 +10,7 @@ from klamm.disk.roots import Root
 from klamm.errors import StoreBusy
 from klamm.types import PartitionKey
 
+_Call = TypeVar("_Call", bound=Callable[..., object])
 _Token = TypeVar("_Token")
 
 DELETED: int
@@ -194,7 +195,6 @@ class Log:
         quick: bool = False,
     ) -> int: ...
     def append_one(self, key: bytes | None, value: bytes | None, timestamp: int = -1) -> int: ...
-    def append_at_version(self, key: bytes | None, value: bytes | None, version: int) -> int: ...
     def take_events(self) -> int: ...
     def lock(self) -> None: ...
     def unlock(self) -> None: ...
@@ -245,6 +245,16 @@ class Log:
     def release(self) -> None: ...
     def in_child(self) -> None: ...
     def abandon(self) -> None: ...
+
+class QuickStore:
+    _targets: dict[str, Any]
+
+class QuickTarget:
+    quick: Log | None
+    version: int
+
+def store_goes_shortest_way(general: _Call) -> _Call: ...
+def topic_goes_shortest_way(general: _Call) -> _Call: ...
 
 class Watch:
     def __init__(self, logs: list[Log]) -> None: ...

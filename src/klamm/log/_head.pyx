@@ -10,6 +10,7 @@ import struct
 import time
 from collections import namedtuple
 from enum import IntEnum
+from functools import update_wrapper
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -74,8 +75,10 @@ cdef class Log:
         self.path = path
         self.w.path = path
         self.w.slot_generation = load64(&self.w.slot.flags) & SLOT_GENERATION
-        if identity is not None and (heads.identity_of(number) not in (None, identity) or is_reused(&self.w)):
-            raise result_error(R_DELETED, directory)
+        if identity is not None:
+            known = heads.identity_of(number)
+            if (known is not None and known != identity) or is_reused(&self.w):
+                raise result_error(R_DELETED, directory)
         if life is not None:
             life.join(self)
 
@@ -139,17 +142,13 @@ cdef class Log:
         """
         return self.append_record(key, value, timestamp)
 
-    def append_at_version(self, key, value, uint64_t version):
-        """Like `append_one`, with the time of now; SETTINGS_CHANGED if the catalog has another version than the given
-        one.
-
-        So a caller that knows its topic as of a version need not ask for the version before each append.
-        """
+    cdef int64_t append_at_version(self, key, value, uint64_t version) except? -1:
+        """Like `append_one`, with the time of now; SETTINGS_CHANGED if the catalog has another version by now."""
         if load64(&self.w.store.catalog_version) != version:
             return R_SETTINGS_CHANGED
         return self.append_record(key, value, -1)
 
-    cdef object append_record(self, key, value, int64_t timestamp):
+    cdef int64_t append_record(self, key, value, int64_t timestamp) except? -1:
         cdef unsigned char batch[ONE_ROOM]
         cdef const unsigned char *key_data = NULL
         cdef const unsigned char *value_data = NULL
@@ -591,6 +590,7 @@ cdef class Log:
 
 
 include "_sync.pxi"
+include "_shortest.pxi"
 include "_index_bytes.pxi"
 include "_watch.pxi"
 include "_poller.pxi"

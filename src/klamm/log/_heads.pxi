@@ -114,7 +114,7 @@ cdef class Heads:
         """Write slot 0 of a new file."""
         cdef StoreSlot store
         memset(&store, 0, sizeof(store))
-        memcpy(store.magic, <char *>MAGIC, 8)
+        memcpy(store.magic, HEADS_MAGIC, 8)
         store.format = FORMAT
         store.format_crc = store_format_crc(&store)
         self.write(bytes((<char *>&store)[:sizeof(store)]), 0)
@@ -133,7 +133,7 @@ cdef class Heads:
     def is_sane(self):
         """Return whether slot 0 is valid: of this format, a newer one, or format 1, which had no checksum."""
         cdef StoreSlot *store = self.store()
-        if self.size() < 1 or memcmp(store.magic, <char *>MAGIC, 8) != 0:
+        if self.size() < 1 or memcmp(store.magic, HEADS_MAGIC, 8) != 0:
             return False
         return store.format_crc == store_format_crc(store) or (store.format == 1 and store.format_crc == 0)
 

@@ -213,6 +213,8 @@ cdef enum:
     SHOW_NS = 100000000             # a wait that takes longer is shown to others (see locks.WAITING)
     PATH_CHECK_NS = 100000000       # so late a process may learn that its store is not at its path any more
 
+cdef const char *HEADS_MAGIC = b"KLAMMHDS"      # of slot 0
+
 cdef struct StorePath:              # where a store was opened, and its file `heads`
     const char *path
     int root                        # a descriptor of the directory, or -1

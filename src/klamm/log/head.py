@@ -102,6 +102,8 @@ from klamm.log._head import (
     Life,
     Log,
     Poller,
+    QuickStore,
+    QuickTarget,
     Reply,
     Result,
     Snapshot,
@@ -111,6 +113,8 @@ from klamm.log._head import (
     WatchedLogs,
     empty_slots,
     leader_epochs,
+    store_goes_shortest_way,
+    topic_goes_shortest_way,
 )
 
 __all__ = [
@@ -137,6 +141,8 @@ __all__ = [
     "Life",
     "Log",
     "Poller",
+    "QuickStore",
+    "QuickTarget",
     "Reply",
     "Result",
     "Snapshot",
@@ -147,7 +153,9 @@ __all__ = [
     "clean_byte",
     "empty_slots",
     "leader_epochs",
+    "store_goes_shortest_way",
     "sync",
+    "topic_goes_shortest_way",
 ]
 
 

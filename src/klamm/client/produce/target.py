@@ -9,14 +9,14 @@ after it there is, and the error says which one it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from klamm.batch import Builder, check_level, number_of, partition_for, partition_records
 from klamm.batch.header import TRANSACTIONAL
 from klamm.errors import InvalidRecord, RecordTooLarge
-from klamm.log.head import ONE_BYTES
+from klamm.log.head import ONE_BYTES, QuickTarget
 from klamm.types import Appended
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from klamm.log.partition import Partition
     from klamm.store.directory import OpenTopic
 
-__all__ = ["Quick", "Target", "codec_of", "keyless", "limit_of", "sealed"]
-
-Quick: TypeAlias = Callable[[Any, Any, int], int]
-"""Key and value of a record without headers, and the version of the catalog: its offset, or a result below 0."""
+__all__ = ["Target", "codec_of", "keyless", "limit_of", "sealed"]
 
 _CHUNK = 16_384  # records that are taken from an iterator at a time
 _SLICE = 16_384  # records that are sorted by partition at a time: they stay in the CPU's cache
@@ -78,10 +75,10 @@ def sealed(
     return batch
 
 
-class Target:
+class Target(QuickTarget):
     """A topic, for appends."""
 
-    __slots__ = ("_builders", "_turn", "keyed", "opened", "quick", "single", "topic", "version")
+    __slots__ = ("_builders", "_turn", "keyed", "opened", "single", "topic")
 
     def __init__(self, opened: OpenTopic, version: int, *, takes_bytes: bool = True) -> None:
         """Prepare a target. `takes_bytes`: keys and values are bytes as they come, and need not go through a serde."""
@@ -94,7 +91,7 @@ class Target:
         usual = settings.message_timestamp_type == "CreateTime" and settings.max_message_bytes >= ONE_BYTES
         usual = usual and settings.compression_type in ("producer", "uncompressed")
         usual = usual and not self.keyed and takes_bytes
-        self.quick: Quick | None = self.single.log.append_at_version if self.single is not None and usual else None
+        self.quick = self.single.log if self.single is not None and usual else None
         self._turn = 0
         self._builders: list[Builder] = []
 
