@@ -304,13 +304,13 @@ def test_a_session_that_waits_costs_what_moved_and_not_what_it_has(
 
     looked: list[int] = []
     joined: list[int] = []
-    look, join = fetch_api._FetchRequest._partition, server.broker.purgatory._join
+    look, join = fetch_api._FetchRequest._partition, server.broker.purgatory.join
     monkeypatch.setattr(
         fetch_api._FetchRequest,
         "_partition",
         lambda self, wanted, *rest: looked.append(wanted.index) or look(self, wanted, *rest),
     )
-    monkeypatch.setattr(server.broker.purgatory, "_join", lambda each: joined.append(len(each.missing)) or join(each))
+    monkeypatch.setattr(server.broker.purgatory, "join", lambda each: joined.append(len(each.missing)) or join(each))
     with server.dial() as mine:
         client = SessionClient(mine, all_of(topic))
         client.poll()
@@ -422,7 +422,8 @@ def session_of(count: int) -> FetchSession:
     part = [SimpleNamespace(partition=n, fetch_offset=0, partition_max_bytes=1, current_leader_epoch=-1,
                             last_fetched_epoch=-1) for n in range(count)]  # fmt: skip
     topics: Any = [SimpleNamespace(topic="t", partitions=part)]
-    session.update(topics, 0)
+    for _ in session.update(topics, 0):
+        pass
     return session
 
 
@@ -446,6 +447,16 @@ def test_there_are_as_many_sessions_as_the_setting_says(cache: FetchSessions, en
     cache.close("b")
     assert cache.open("d", late, now_ms=1) > 0
     assert (len(cache), cache.partitions) == (3, 2 + 2 + 9)
+
+
+def test_a_session_that_gives_way_while_its_request_takes_turns_is_over(cache: FetchSessions) -> None:
+    session = session_of(2)
+    assert cache.open("a", session, now_ms=0)
+    cache.close("a")
+    assert not cache.use("a", session, now_ms=1)
+    assert cache.open("a", session_of(3), now_ms=2)
+    assert not cache.use("a", session, now_ms=3)
+    assert (len(cache), cache.partitions) == (1, 3)
 
 
 def test_partitions_of_all_sessions_are_bounded(cache: FetchSessions) -> None:

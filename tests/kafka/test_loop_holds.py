@@ -39,6 +39,7 @@ from klamm.kafka.wire.messages import (
     DESCRIBE_TOPIC_PARTITIONS,
     DESCRIBE_TRANSACTIONS,
     DESCRIBE_USER_SCRAM_CREDENTIALS,
+    FETCH,
     FIND_COORDINATOR,
     INCREMENTAL_ALTER_CONFIGS,
     INIT_PRODUCER_ID,
@@ -53,7 +54,7 @@ from klamm.kafka.wire.messages import (
     TXN_OFFSET_COMMIT,
 )
 from tests.kafka.connect import Raw, Served, served
-from tests.kafka.requests import producing
+from tests.kafka.requests import FetchFrom, fetching, producing
 
 COUNT = 400
 NAMES = [f"name-{number}" for number in range(COUNT)]
@@ -283,6 +284,9 @@ REQUESTS: list[tuple[str, Api, int, dict[str, Any]]] = [
     ("", DESCRIBE_TOPIC_PARTITIONS, 0, described_topics()),
     ("", LIST_OFFSETS, 7, offsets_listed()),
     ("of topics that are not there", PRODUCE, 9, producing({(name, 0): None for name in NAMES})),
+    ("of topics that are not there", FETCH, 12, fetching({(name, 0): FetchFrom(0) for name in NAMES})),
+    ("of many partitions", FETCH, 12, fetching({("wide", number): FetchFrom(0) for number in range(COUNT)})),
+    ("that waits", FETCH, 12, fetching({("wide", number): FetchFrom(0) for number in range(COUNT)}, wait_ms=1)),
     ("", OFFSET_FOR_LEADER_EPOCH, 4, epochs()),
     ("", FIND_COORDINATOR, 6, {"key_type": 0, "coordinator_keys": NAMES}),
     ("", DESCRIBE_GROUPS, 5, {"groups": NAMES}),

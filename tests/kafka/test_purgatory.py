@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 import klamm
+from klamm.kafka import large_requests
 from klamm.kafka.apis import fetch as fetch_api
+from klamm.kafka.large_requests import LargeRequests
 from klamm.kafka.wire.frames import read_response
 from klamm.kafka.wire.messages import API_VERSIONS, FETCH
 from klamm.kafka.wire.structs import Struct
 from tests.kafka.connect import ConnectionEnded, Raw, Served, served
-from tests.kafka.requests import FOREVER_MS, fetch, fetching, offsets, produce, sealed, values
+from tests.kafka.requests import FOREVER_MS, FetchFrom, fetch, fetching, offsets, produce, sealed, values
 from tests.procs import PATIENCE, children, until
 
 
@@ -248,3 +250,27 @@ def test_pipelined_fetches_wait_one_after_the_other(server: Served, raw: Raw) ->
             produce(raw, "orders", sealed([b"%d" % number]))
             assert read(client) == [b"%d" % number]
         assert client.ask(API_VERSIONS, 0).error_code == 0
+
+
+def test_nothing_is_left_of_a_fetch_whose_client_goes_while_it_takes_turns(
+    monkeypatch: pytest.MonkeyPatch, server: Served
+) -> None:
+    with server.dial() as raw:
+        raw.create("wide", 300)
+    purgatory = server.broker.purgatory
+    monkeypatch.setattr(large_requests, "TURN_S", 0.0)
+    wait, has_left = LargeRequests.wait, threading.Event()
+
+    async def disconnect(self: LargeRequests) -> None:
+        if sum(map(len, purgatory._waiting.values())) > 150:  # in the middle of them
+            for connection in list(server.server.listener.connections):
+                connection.close()
+            has_left.set()
+        await wait(self)
+
+    monkeypatch.setattr(LargeRequests, "wait", disconnect)
+    places = {("wide", number): FetchFrom(0, 100) for number in range(300)}
+    with server.dial() as raw, pytest.raises(ConnectionEnded):
+        raw.ask(FETCH, 12, **fetching(places, wait_ms=60_000))
+    assert has_left.is_set()
+    until(lambda: server.call(lambda: sum(map(len, purgatory._waiting.values()))) == 0, "it is put down nowhere")

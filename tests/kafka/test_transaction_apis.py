@@ -12,6 +12,7 @@ import pytest
 
 import klamm
 from klamm.batch.header import TRANSACTIONAL
+from klamm.disk import files
 from klamm.kafka.apis.produce import _ProduceRequest
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.transaction_coordinator import Identified
@@ -30,6 +31,7 @@ from klamm.kafka.wire.messages import (
     TXN_OFFSET_COMMIT,
 )
 from klamm.kafka.wire.structs import Struct
+from klamm.store.catalog import Catalog
 from klamm.store.transaction_state import Add
 from tests.interop.raw import Raw
 from tests.kafka.connect import served
@@ -164,6 +166,39 @@ def test_transactions_of_both_kinds(store: klamm.Store, raw: Raw, bumps: bool) -
     assert seen(store, 0) == [[b"0", b"2"]] and offset_of(store, "g") == 2
     assert producer.epoch == (3 if bumps else 0)
     assert store.check().breaches == []
+
+
+@pytest.mark.parametrize("bumps", [False, True], ids=["older", "kip-890"])
+def test_the_end_of_a_transaction_takes_little_where_it_wrote_nothing(
+    store: klamm.Store, raw: Raw, monkeypatch: pytest.MonkeyPatch, bumps: bool
+) -> None:
+    """It may have thousands of partitions: older clients need no marker there; others one, which waits with all."""
+    count = 40
+    for number in range(count):
+        store.topics.create(f"unused-{number}")
+    producer = Producer(raw, bumps=bumps)
+    assert producer.init() == 0
+    for number in range(count):
+        assert producer.add(0, topic=f"unused-{number}") == {0: 0}
+    syncs, lists = list[str](), list[Catalog]()
+    replace, list_topics = files.replace, Catalog.topics
+
+    def record_sync(path: str, data: Any) -> None:
+        syncs.append(path)
+        replace(path, data)
+
+    def record_list(self: Catalog) -> Any:
+        lists.append(self)
+        return list_topics(self)
+
+    monkeypatch.setattr(files, "replace", record_sync)
+    monkeypatch.setattr(Catalog, "topics", record_list)
+    assert producer.end() == 0
+    assert [path for path in syncs if "/topics/" in path] == []
+    assert len(lists) < count, "no list of all topics for each partition"
+    monkeypatch.undo()
+    ends = [store.topics[f"unused-{number}"].info().partitions[0].end for number in range(count)]
+    assert ends == [int(bumps)] * count
 
 
 @every(INIT_PRODUCER_ID)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.batch import walk
-from klamm.disk import _os
+from klamm.disk import _os, files
 from klamm.errors import Fenced, KlammError, OutOfOrderSequence
 from klamm.log import head, producers, segment
 from klamm.log.partition import Partition
@@ -300,6 +300,39 @@ def test_the_two_youngest_snapshots_are_kept(rig: Rig) -> None:
         send(partition, 7, sequence)
         partition.checkpoint()
     assert segment.bases(partition.directory, producers.SUFFIX) == [9, 10]
+
+
+def test_the_first_producer_of_an_empty_log_waits_for_no_snapshot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = rig.partition(1)
+    monkeypatch.setattr(files, "replace", pytest.fail)
+    assert send(partition, 7, 0) == 0
+    monkeypatch.undo()
+    assert segment.bases(partition.directory, producers.SUFFIX) == []
+    Path(partition.directory, "producers").unlink()
+    again = reopened(rig, partition)
+    assert send(again, 7, 0) == 0 and again.log.was_duplicate, "the whole log was read"
+
+
+def test_a_recovery_point_without_a_snapshot_is_before_the_first_producer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the checkpoint has looked for producers."""
+    partition = rig.partition(1)
+    has_producers, sent = Partition.has_producers, list[int]()
+
+    def send_then(self: Partition) -> bool:
+        found = has_producers(self)
+        if not sent:
+            sent.append(send(rig.child().partition(1), 7, 0))
+        return found
+
+    monkeypatch.setattr(Partition, "has_producers", send_then)
+    partition.checkpoint(force=True)
+    monkeypatch.undo()
+    assert sent == [0]
+    Path(partition.directory, "producers").unlink()
+    again = reopened(rig, partition)
+    assert send(again, 7, 0) == 0 and again.log.was_duplicate
 
 
 def test_a_log_without_producers_has_neither_table_nor_snapshots(rig: Rig) -> None:

@@ -216,6 +216,20 @@ def test_a_marker_of_the_same_epoch_is_not_written_where_nothing_of_it_is_open(r
         partition.append(transactional("b", 7, epoch=1, sequence=1))
 
 
+def test_a_marker_of_the_same_epoch_leaves_no_file_where_no_producer_has_written(rig: Rig) -> None:
+    """A transaction may have thousands of partitions in which it wrote nothing."""
+    partition = rig.partition(1)
+    assert partition.append_marker(7, 0, commit=True, same_epoch=True) is None
+    assert not Path(partition.directory).exists()
+    partition.append(plain("a"))
+    before = sorted(Path(partition.directory).iterdir())
+    assert partition.append_marker(7, 0, commit=False, same_epoch=True) is None
+    assert sorted(Path(partition.directory).iterdir()) == before
+    partition.append(transactional("b", 7))
+    Path(partition.directory, "producers").unlink()
+    assert rig.child().partition(1).append_marker(7, 0, commit=True, same_epoch=True) == 2, "something is open"
+
+
 def test_a_marker_of_the_other_kind_never_ends_a_transaction_of_its_own_epoch(rig: Rig) -> None:
     partition = rig.partition(1)
     partition.append(transactional("a", 7))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 FETCH = "src/klamm/kafka/apis/fetch.py"
+LOOKUP = "src/klamm/kafka/apis/fetch_lookup.py"
 SESSIONS = "src/klamm/kafka/fetch_sessions.py"
 PURGATORY = "src/klamm/kafka/purgatory.py"
+HOLDS_TESTS = (
+    "tests/kafka/test_loop_holds.py::test_a_request_that_names_hundreds_of_things_has_the_loop_for_a_turn_at_a_time"
+)
 NATIVE_FETCH = "src/klamm/kafka/_fetch.pyx"
 NATIVE_TESTS = "tests/kafka/test_ordinary_fetch.py"
 WAYS_TESTS = "tests/kafka/test_fetch_ways.py"
@@ -21,7 +25,13 @@ MUTANTS = [
     Mutant(
         "the loop looks into as many partitions as a fetch names",
         "kafka/apis/fetch.py: of hundreds of partitions a thread makes the response",
-        (("src/klamm/kafka/apis/fetch.py", "if len(self.session.pending) > _LOOP_PARTITIONS:", "if False:"),),
+        (
+            (
+                "src/klamm/kafka/apis/fetch.py",
+                "> _LOOP_PARTITIONS:\n            raise WouldBlock",
+                "> _LOOP_PARTITIONS:\n            pass",
+            ),
+        ),
         ("tests/kafka/test_large_requests.py::test_a_thread_makes_the_response_to_a_fetch_of_many_partitions",),
     ),
     Mutant(
@@ -69,7 +79,7 @@ MUTANTS = [
     Mutant(
         "a session goes on with a topic that was deleted",
         "kafka/fetch_sessions.py",
-        ((FETCH, "    if session.catalog_version != broker.topics.version:", "    if session.catalog_version < 0:"),),
+        ((LOOKUP, "    if session.catalog_version != broker.topics.version:", "    if session.catalog_version < 0:"),),
         (f"{TESTS}::test_a_topic_that_is_deleted_and_made_again_is_another_one",),
     ),
     Mutant(
@@ -110,6 +120,30 @@ MUTANTS = [
         "kafka/fetch_sessions.py FES3",
         ((SESSIONS, " and other.size < len(session.partitions)\n", "\n"),),
         (f"{TESTS}::test_the_longest_unused_gives_way_and_then_a_smaller_one_that_is_old",),
+    ),
+    Mutant(
+        "a session that has given way is used",
+        "kafka/fetch_sessions.py FES3",
+        ((SESSIONS, "        if self._by_owner.get(owner) is not session:\n            return False\n", ""),),
+        (f"{TESTS}::test_a_session_that_gives_way_while_its_request_takes_turns_is_over",),
+    ),
+    Mutant(
+        "partitions of a fetch are looked up at once",
+        "kafka/large_requests.py LRQ4",
+        ((FETCH, "    await turn.run(look_up(broker, session, call))\n", "    [*look_up(broker, session, call)]\n"),),
+        (f"{HOLDS_TESTS}[Fetch of many partitions]",),
+    ),
+    Mutant(
+        "a fetch is put down at all its partitions at once",
+        "kafka/large_requests.py LRQ4",
+        ((FETCH, "    if len(subscription.missing) > _LOOP_PARTITIONS:\n", "    if False:\n"),),
+        (f"{HOLDS_TESTS}[Fetch that waits]",),
+    ),
+    Mutant(
+        "a fetch whose client is gone stays where it was put down",
+        "kafka/apis/fetch.py: nothing is left of a fetch whose client is gone",
+        ((FETCH, "            purgatory.end(subscription)\n            raise\n", "            raise\n"),),
+        ("tests/kafka/test_purgatory.py::test_nothing_is_left_of_a_fetch_whose_client_goes_while_it_takes_turns",),
     ),
     Mutant(
         "a session is not put back where it was taken off",

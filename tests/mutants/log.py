@@ -210,6 +210,26 @@ MUTANTS = [
         (f"{SPANS_TESTS}::test_an_aborted_file_that_no_recovery_point_lists_yet_is_missed_and_made_again",),
     ),
     Mutant(
+        "a recovery point does not ask again for the first producer",
+        "log/producers.py: a point without a snapshot is before the first producer",
+        ((PARTITION, "            if states is None and self.has_producers():\n", "            if False:\n"),),
+        ("tests/log/test_producers.py::test_a_recovery_point_without_a_snapshot_is_before_the_first_producer",),
+    ),
+    Mutant(
+        "a snapshot is written before the first record of a log",
+        "log/producers.py: a log that is empty needs no snapshot",
+        ((PRODUCER_RECOVERY, "    if end and not segment.bases(", "    if not segment.bases("),),
+        ("tests/log/test_producers.py::test_the_first_producer_of_an_empty_log_waits_for_no_snapshot",),
+    ),
+    Mutant(
+        "files are made for a marker that is not written",
+        "internals/transactions.md: markers",
+        ((PARTITION, "            if same_epoch and result in _UNUSED and", "            if False and"),),
+        (
+            "tests/log/test_transactions.py::test_a_marker_of_the_same_epoch_leaves_no_file_where_no_producer_has_written",
+        ),
+    ),
+    Mutant(
         "a recovery point lists the .aborted files that are left",
         "log/aborted.py A4",
         (

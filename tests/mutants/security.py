@@ -307,9 +307,9 @@ MUTANTS = [
         "kafka/apis/fetch.py: ACLs are part of the catalog",
         (
             (
-                "src/klamm/kafka/apis/fetch.py",
-                "isinstance(name, str) and call.denied(Operation.READ",
-                "isinstance(name, str) and session.id == 0 and call.denied(Operation.READ",
+                "src/klamm/kafka/apis/fetch_lookup.py",
+                "                and isinstance(name, str)\n",
+                "                and isinstance(name, str)\n                and session.id == 0\n",
             ),
         ),
         (f"{ACLS_TESTS}::test_a_fetch_session_gives_no_more_records_when_the_right_is_taken",),

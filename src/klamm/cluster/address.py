@@ -21,6 +21,7 @@ __all__ = [
     "is_address",
     "producer_options",
     "public_name",
+    "split_options",
 ]
 
 PREFIX = "kafka://"
@@ -84,19 +85,23 @@ def is_address(text: str) -> bool:
 
 def client_config(address: str) -> dict[str, Any]:
     """Return the options of a client. InvalidSetting if the address is not one."""
-    servers, _, query = address.removeprefix(PREFIX).partition("?")
-    if not is_address(address) or not servers.strip("/"):
+    servers = public_name(address).removeprefix(PREFIX).strip("/")
+    if not is_address(address) or not servers:
         raise InvalidSetting(f"{public_name(address)}: no server is named", hint="expected kafka://host:port,host:port")
-    try:
-        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-    except ValueError:
-        raise InvalidSetting(
-            f"{public_name(address)}: its options cannot be read", hint="expected ?name=value&name=value"
-        ) from None
+    _, options = split_options(address)
     for name in _SET_HERE:
         if name in options:
             raise InvalidSetting(f"{name}: cannot be set in an address", hint="leave it out")
-    return {**options, "bootstrap.servers": servers.strip("/")}
+    return {**options, "bootstrap.servers": servers}
+
+
+def split_options(address: str) -> tuple[str, dict[str, str]]:
+    """Return an address without its options, of which one may be a password; and the options."""
+    plain, _, query = address.partition("?")
+    try:
+        return plain, dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError:
+        raise InvalidSetting(f"{plain}: its options cannot be read", hint="expected ?name=value&name=value") from None
 
 
 def public_name(address: str) -> str:

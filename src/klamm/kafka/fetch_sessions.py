@@ -149,12 +149,14 @@ class FetchSession:
         self._turns += 1
         return self._turns
 
-    def update(self, topics: Iterable[Struct], isolation_level: int) -> None:
-        """Add partitions, or ask for other offsets of those that it has."""
+    def update(self, topics: Iterable[Struct], isolation_level: int) -> Iterator[None]:
+        """Add partitions, or ask for other offsets of those that it has: of one when this is advanced."""
         self._read_at(isolation_level)
         for topic in topics:
+            yield
             key = topic.topic_id if self.uses_ids else topic.topic
             for requested in topic.partitions:
+                yield
                 self._partition(key, requested.partition).want(
                     requested.fetch_offset,
                     requested.partition_max_bytes,
@@ -182,11 +184,13 @@ class FetchSession:
         self.pending.add(wanted)
         return wanted
 
-    def forget(self, topics: Iterable[Struct], leave: Callable[[Subscription, Partition], None]) -> None:
-        """Remove partitions; `leave` takes the subscription off each."""
+    def forget(self, topics: Iterable[Struct], leave: Callable[[Subscription, Partition], None]) -> Iterator[None]:
+        """Remove partitions, one when this is advanced; `leave` takes the subscription off each."""
         for topic in topics:
+            yield
             key = topic.topic_id if self.uses_ids else topic.topic
             for index in topic.partitions:
+                yield
                 wanted = self.partitions.pop((key, index), None)
                 if wanted is not None:
                     self.new.pop(wanted, None)
@@ -285,7 +289,11 @@ class FetchSessions:
         return session.id
 
     def use(self, owner: object, session: FetchSession, *, now_ms: int) -> bool:
-        """Record that a request has changed the session. Return False if its partitions have no space: it ends."""
+        """Record that a request has changed the session. Return False if it has given way to another one, or its
+        partitions have no space: it ends.
+        """
+        if self._by_owner.get(owner) is not session:
+            return False
         self.partitions -= session.size
         session.size = 0
         session.used_ms = now_ms

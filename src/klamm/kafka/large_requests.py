@@ -11,15 +11,15 @@ Promises
   LRQ3  What one of them has threads of the groups read or write is done in `pieces`: what other clients want of such a
         thread comes in between, and the write lock of klamm.db is free.
   LRQ4  What is done for each of the things that a request names is done in turns: it has the loop for TURN_S at a time,
-        and for one more thing. One that changes something goes on when its client is gone. (Partitions of
-        a Fetch, and protocols of a JoinGroup, are handled at once.)
+        and for one more thing. One that changes something goes on when its client is gone. (Protocols of a
+        JoinGroup are handled at once.)
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -97,13 +97,20 @@ def _wake(turn: asyncio.Future[None]) -> bool:
 class Turn:
     """The turn of one request, which has the loop for TURN_S and then waits for the next."""
 
-    __slots__ = ("_call", "_ends", "_requests", "_to_the_end")
+    __slots__ = ("_call", "_ends", "_requests", "_to_the_end", "has_waited")
 
     def __init__(self, requests: LargeRequests, call: Call, to_the_end: bool) -> None:
         self._requests = requests
         self._call = call
         self._to_the_end = to_the_end
         self._ends = requests.now() + TURN_S
+        self.has_waited = False
+
+    async def run(self, steps: Iterable[object]) -> None:
+        """Take the steps; like `next` after one with which the turn is over."""
+        for _ in steps:
+            if self.is_over:
+                await self.next()
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +121,7 @@ class Turn:
 
         Raise CancelledError if its client is gone, unless it goes on to the end.
         """
-        self._call.is_large = True
+        self._call.is_large = self.has_waited = True
         await self._requests.wait()
         if self._call.is_gone and not self._to_the_end:
             raise asyncio.CancelledError

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchPurgatory", "FetchReply", "Fetching", "Subscription"]
 
 _SLICE = 32  # so many waiters are tried before the loop looks at other things
+_SLICE_PARTITIONS = 250  # the same for partitions
 _TICK_S = 0.01  # timeouts are this exact
 _SWEEP_S = 5.0  # how long a partition is watched without a waiting fetch
 
@@ -108,7 +109,7 @@ class FetchPurgatory:
         self._by_session: dict[object, _DelayedFetch] = {}
         self._ticks: dict[int, dict[_DelayedFetch, None]] = {}
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
-        self._moved: dict[Partition, None] = {}  # whose waiters are to be made ready
+        self._moved: OrderedDict[Partition, None] = OrderedDict()  # whose waiters are to be made ready
         self._ready: deque[_DelayedFetch] = deque()
         self._is_serving = False
         self._signal = signal_to(loop, self._rung)
@@ -148,7 +149,8 @@ class FetchPurgatory:
         tick = int((self._loop.time() + wait_s) / _TICK_S) + 1
         delayed = subscription.delayed = _DelayedFetch(session, reply, fetching, subscription, tick)
         is_watched = not subscription.missing  # where the bell thread was told of all that was seen, it tells the rest
-        self._join(subscription)
+        for _ in self.join(subscription):
+            pass
         self._by_session[session] = delayed
         self._bell_thread.arm()
         if not (is_watched and was_tried):
@@ -162,6 +164,20 @@ class FetchPurgatory:
             self._ticks[tick] = {delayed: None}
             if self._timer is None or tick < self._timer[0]:
                 self._set_timer(tick)
+
+    def join(self, subscription: Subscription) -> Iterator[None]:
+        """Put a subscription where it has to be before a fetch waits, at one partition when this is advanced. What
+        moves meanwhile is left to `put`. Without one, `end` it.
+        """
+        for partition in list(subscription.missing):
+            yield
+            if partition not in self._indexes:
+                index = self._bell_thread.watch(partition.log)
+                self._indexes[partition] = index
+                self._partitions[index] = partition
+            self._waiting.setdefault(partition, {})[subscription] = None
+            subscription.joined.add(partition)
+            del subscription.missing[partition]
 
     def wake_soon(self, partition: Partition) -> None:
         """Try the fetches that wait for this partition, when the loop comes round: this server has appended to it."""
@@ -237,8 +253,8 @@ class FetchPurgatory:
                 self._ready.append(delayed)
 
     def _serve(self) -> None:
-        moved, self._moved = self._moved, {}
-        for partition in moved:
+        for _ in range(min(_SLICE_PARTITIONS, len(self._moved))):
+            partition, _ = self._moved.popitem(last=False)
             self._wake(partition)
         ready = self._ready
         for _ in range(min(_SLICE, len(ready))):
@@ -316,21 +332,16 @@ class FetchPurgatory:
         self._leave(delayed)
         delayed.reply(response)
 
-    def _join(self, subscription: Subscription) -> None:
-        for partition in subscription.missing:
-            if partition not in self._indexes:
-                index = self._bell_thread.watch(partition.log)
-                self._indexes[partition] = index
-                self._partitions[index] = partition
-            self._waiting.setdefault(partition, {})[subscription] = None
-            subscription.joined.add(partition)
-        subscription.missing.clear()
-
     def _unsubscribe(self, subscription: Subscription) -> None:
-        for partition in subscription.joined:
+        """Take a subscription off its partitions, some in each of the loop's rounds, unless a fetch waits again."""
+        if subscription.is_standing or subscription.delayed is not None:
+            return
+        for _ in range(min(_SLICE_PARTITIONS, len(subscription.joined))):
+            partition = subscription.joined.pop()
             self._waiting[partition].pop(subscription, None)
-        subscription.missing.update(dict.fromkeys(subscription.joined))
-        subscription.joined.clear()
+            subscription.missing[partition] = None
+        if subscription.joined:
+            self._loop.call_soon(self._unsubscribe, subscription)
 
     def _leave(self, delayed: _DelayedFetch) -> None:
         delayed.subscription.delayed = None

@@ -18,8 +18,8 @@ from klamm.kafka.response_errors import codes_in
 from klamm.kafka.security.login import Login
 from klamm.kafka.tasks import Begun
 from klamm.kafka.wire.errors import MalformedMessage, UnsupportedVersion
-from klamm.kafka.wire.frames import framed_response, response_frame
-from klamm.kafka.wire.messages import API_VERSIONS, FETCH, PRODUCE
+from klamm.kafka.wire.frames import framed_response, joined, response_frame
+from klamm.kafka.wire.messages import API_VERSIONS, PRODUCE
 from klamm.kafka.wire.structs import Struct
 from klamm.log.head import Reply
 
@@ -180,7 +180,7 @@ class Session:
     def _wait_for_turn(self, row: SupportedApi, header: RequestHeader, frame: memoryview) -> None:
         """Handle a request that takes long in its turn: see large_requests.py."""
         self.call = call = Call(self, row, header, header.api.request(), self._channel.active)
-        call.is_large = header.api is not FETCH  # its records are not encoded
+        call.is_large = True
         turn = partial(self._handle_large, call, header, self.copy(frame))
         self._listener.broker.large_requests.run(turn)
 
@@ -261,7 +261,7 @@ class Session:
 
     async def _run_decoded(self, call: Call, header: RequestHeader, frame: memoryview) -> None:
         """Decode a request of many elements in a thread: on the loop, other clients would wait for that."""
-        call.is_large = header.api is not FETCH  # as in `_wait_for_turn`
+        call.is_large = True
         admission, broker = self._listener.admission, self._listener.broker
         try:
             call.request = await broker.pools.decode(
@@ -485,16 +485,17 @@ class Session:
 
     async def _encode(self, call: Call, response: Struct, turn: Turn) -> list[Any]:
         """Encode the response. Raise ResponseTooLarge as soon as it is."""
-        limit, size, parts = self.max_response(call), 0, list[bytes]()
+        limit, size, parts = self.max_response(call), 0, list[Any]()
         for encoded in call.api.response.encode_in_steps(response, call.version):
             if turn.is_over:
-                parts.append(b"".join(encoded))
+                pieces = joined(encoded)
                 encoded.clear()
-                size += len(parts[-1])
+                parts += pieces
+                size += sum(len(piece) for piece in pieces if type(piece) is bytes)
                 if size > limit:
                     raise ResponseTooLarge(limit)
                 await turn.next()
-        return framed_response(call.api, call.version, call.correlation_id, [*parts, b"".join(encoded)])
+        return framed_response(call.api, call.version, call.correlation_id, parts + joined(encoded))
 
     def _send(self, call: Call, frame: list[Any] | None, wait_s: float) -> None:
         self.call = self._waits = None

@@ -158,8 +158,8 @@ class ServerSettings:
             " its first bytes arrive. At least group.max.bytes.")
     request_max_elements: int = _number("request.max.elements", 65_536, 4096, 1 << 18,
         doc="Maximum number of elements of all arrays of a request together: partitions, names, keys. A connection with"
-            " a request that has more is closed. What a request costs grows with it: a Fetch of so many"
-            " partitions takes the time of all clients for up to a second, and twice as many for twice as long.")
+            " a request that has more is closed. The memory and the time that a request costs grow with it; other"
+            " clients are answered in between.")
     queued_max_request_bytes: int = _number("queued.max.request.bytes", 256 * _MIB, _MIB, _INT64,
         doc="Maximum memory, in bytes, for requests of all connections together; beyond it, nothing is read.")
     socket_response_max_bytes: int = _number("socket.response.max.bytes", 100 * _MIB, 64 * 1024,

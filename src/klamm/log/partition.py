@@ -48,6 +48,7 @@ _log = logging.getLogger("klamm")
 _MAX_TRIES = 20  # of removing an obstacle that returns
 _NOT_PLAIN = int(head.Result.NOT_PLAIN)
 _NO_OFFSET = bytes(8)
+_UNUSED = -errno.ENOENT, int(head.Result.NEEDS_PRODUCERS)  # obstacles where no producer has written yet
 
 
 class Ends(NamedTuple):
@@ -329,6 +330,8 @@ class Partition:
                 break
             if result == head.Result.TOO_FAR_AHEAD:
                 raise timestamps.refusal(self, memoryview(batch)[:size])
+            if same_epoch and result in _UNUSED and not self.has_producers():  # so nothing is open
+                raise results.error_of(self, head.Result.ENDED)
             try:
                 self._see_to(result, tries)
             except OSError as error:
@@ -427,6 +430,8 @@ class Partition:
         with log.point_lock():
             now = log.snapshot()
             head.sync(log, now.next_offset)
+            if states is None and self.has_producers():
+                return  # it came meanwhile: a point without a snapshot would say that there was none before it
             if not os.path.isdir(self.directory):
                 return  # nothing was ever appended
             if states is not None:

@@ -75,9 +75,9 @@ def _restore_or_remove(log: head.Log) -> None:
 def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False) -> None:
     """Rebuild the table from the latest snapshot and every batch since. Called under the append lock.
 
-    A snapshot is written before the first producer's first batch. If there is none now, if entries of an .aborted file
-    are missing, or with `whole`, the whole log is read. Entries of .aborted files since the snapshot are rewritten,
-    too.
+    A snapshot is written before the first producer's first batch, unless that is the first of all. If there is none
+    now, if entries of an .aborted file are missing, or with `whole`, the whole log is read. Entries of .aborted files
+    since the snapshot are rewritten, too.
     """
     directory = log.directory
     offset, states = _producers_before(directory, end, known, whole=whole)
@@ -94,7 +94,7 @@ def restore(log: head.Log, end: int, known: Point | Lack, *, whole: bool = False
             aborted.write(directory, base, entries)
     for base in set(segment.bases(directory, aborted.SUFFIX)) - set(segment.bases(directory)):
         aborted.write(directory, base, [])  # its segment was lost, or never begun
-    if not segment.bases(directory, producers.SUFFIX):
+    if end and not segment.bases(directory, producers.SUFFIX):
         producers.store(directory, end, log.pack_producers())
     latest = max(segment.bases(directory, aborted.SUFFIX), default=-1)
     log.aborted_file = latest, len(aborted.load(directory, latest)) if latest >= 0 else 0

@@ -22,10 +22,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from klamm.cluster.address import split_options
 from klamm.errors import InvalidSetting, KlammError
 from klamm.spark.checkpoint import check_id
 from klamm.spark.internals import checkpoint_of_batch
-from klamm.spark.server.address import SERVER, split_options
+from klamm.spark.server.address import SERVER
 from klamm.spark.session import PATH
 
 if TYPE_CHECKING:

@@ -305,10 +305,11 @@ class Resolver:
         """Return a partition by its topic's id. Raise UnknownTopic if that was deleted."""
         found = self._opened.get(key)
         if found is None:
-            names = {topic.id: topic.name for topic in self._core.catalog.topics()}
-            if key[0] not in names:
+            names = self._core.catalog.database.read("SELECT name FROM topics WHERE id = ?", key[:1])
+            topic = self._core.topic(names[0][0]) if names else None
+            if topic is None or topic.topic.id != key[0]:  # deleted; by now there may be another one of its name
                 raise UnknownTopic(f"there is no topic with id {key[0]}")
-            found = self._core.topic(names[key[0]]).partition(key[1])
+            found = topic.partition(key[1])
             if len(self._opened) >= _MAX_OPENED:
                 self._opened.clear()
             self._opened[key] = found

@@ -16,32 +16,31 @@ of partitions, a thread makes the response (`attempt_in_thread`). Records that a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from klamm.disk.page_cache import WouldBlock, read_cached
 from klamm.errors import KlammError
 from klamm.kafka import _fetch
-from klamm.kafka.broker import NotOpened
+from klamm.kafka.apis.fetch_lookup import is_unresolved, look_up, open_unresolved
 from klamm.kafka.call import DISK, LARGE, LOOP, Call, SupportedApi
 from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.error_map import code_of
 from klamm.kafka.fetch_sessions import FetchPartition, FetchSession, next_epoch
-from klamm.kafka.large_requests import LARGE_FRAME
+from klamm.kafka.large_requests import LARGE_FRAME, LARGE_RESPONSE
 from klamm.kafka.repeats import merge_partitions
 from klamm.kafka.request_meter import fetch_limits
 from klamm.kafka.wire.frames import response_frame
 from klamm.kafka.wire.messages import FETCH
 from klamm.kafka.wire.structs import Struct
-from klamm.store.acl import Operation, ResourceType
 
 if TYPE_CHECKING:
     from klamm.kafka._fetch import OrdinaryFetch
     from klamm.kafka.broker import Broker
     from klamm.kafka.session import Session
-    from klamm.log.partition import Partition
     from klamm.log.ranges import Ranges
-    from klamm.store.directory import OpenTopic
 
 __all__ = ["HANDLERS"]
 
@@ -49,8 +48,6 @@ _SMALL = 32 * 1024  # read and sent together with the answer, not as a file
 _SMALL_TOGETHER = 128 * 1024  # of all partitions: so much an answer holds while a client does not read it
 _LOOP_PARTITIONS = 256  # that the loop looks at; of more a thread makes the response: it takes milliseconds
 _FIRST, _LAST = 0, -1  # epochs of full requests: with a session to begin, and without
-_UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _NO_REPLICA = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH  # without a leader epoch, with one
 _IDS = 13  # the first version that names topics by id
 
@@ -58,6 +55,7 @@ _response = FETCH.response
 _Topic = _response.Topic
 _Partition = _response.Partition
 _Aborted = _response.AbortedTransaction
+_PARTITIONS = attrgetter("partitions")
 
 _NOTHING: Struct = _response()
 """The response to a poll of a fetch session in which nothing is new, whatever its id."""
@@ -106,7 +104,7 @@ class _FetchRequest:
         """Return the response, if there is enough to send, or an error, or it is due. WouldBlock: only a thread can."""
         if self.broker.settings.fetch_flushed_only:
             self._flush()
-        if len(self.session.pending) > _LOOP_PARTITIONS:
+        if len(self.session.partitions if self.is_full else self.session.pending) > _LOOP_PARTITIONS:
             raise WouldBlock
         return self._attempt(is_due, may_block=False)
 
@@ -306,9 +304,17 @@ def _known(partition_response: Struct) -> tuple[int, int, int] | None:
 
 
 async def _handle(broker: Broker, call: Call) -> Struct:
+    response = await _fetched(broker, call)
+    if sum(map(len, map(_PARTITIONS, response.responses))) > LARGE_RESPONSE:
+        call.is_large = True
+    return response
+
+
+async def _fetched(broker: Broker, call: Call) -> Struct:
     if call.done:
         (fetching,) = call.done
         return await _attempt_in_thread(broker, call, fetching)
+    turn = broker.large_requests.turn(call)
     request, sessions, owner = call.request, broker.fetch_sessions, call.session
     epoch = request.session_epoch
     is_full = epoch in (_FIRST, _LAST)
@@ -317,7 +323,7 @@ async def _handle(broker: Broker, call: Call) -> Struct:
         if session is not None:
             sessions.close(owner)
         session = FetchSession(uses_ids=call.version >= _IDS)
-        session.update(request.topics, request.isolation_level)
+        await turn.run(session.update(request.topics, request.isolation_level))
     elif session is None:
         return _response(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     elif session.epoch != epoch:
@@ -325,15 +331,13 @@ async def _handle(broker: Broker, call: Call) -> Struct:
     elif session.uses_ids != (call.version >= _IDS):
         return _response(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
     else:
-        session.update(request.topics, request.isolation_level)
-        session.forget(request.forgotten_topics_data, broker.purgatory.remove)
+        await turn.run(session.update(request.topics, request.isolation_level))
+        await turn.run(session.forget(request.forgotten_topics_data, broker.purgatory.remove))
         session.epoch = next_epoch(epoch)
         if not sessions.use(owner, session, now_ms=broker.now_ms()):
             session.id = 0
-    unresolved = _resolve(broker, session, call)
-    is_task = bool(unresolved)
-    if unresolved:
-        await _open(broker, session, unresolved)
+    await turn.run(look_up(broker, session, call))
+    has_opened = await open_unresolved(broker, session, turn)
     fetching = _FetchRequest(broker, request, session, is_full=is_full)
     fetching.is_follower = (request.replica_state or request).replica_id >= 0  # a struct since version 15
     if broker.quotas.is_active:
@@ -348,7 +352,7 @@ async def _handle(broker: Broker, call: Call) -> Struct:
     except WouldBlock:
         response = await _attempt_in_thread(broker, call, fetching)
     if response is None:
-        response = await _wait(broker, call, fetching, is_task=is_task)
+        response = await _wait(broker, call, fetching, is_task=has_opened or turn.has_waited)
     if epoch == _FIRST and not call.is_gone:
         response.session_id = sessions.open(owner, session, now_ms=broker.now_ms())
     return response
@@ -364,76 +368,16 @@ async def _attempt_in_thread(broker: Broker, call: Call, fetching: _FetchRequest
 async def _wait(broker: Broker, call: Call, fetching: _FetchRequest, *, is_task: bool) -> Struct:
     broker.metrics.fetch_waits += 1
     wait_s = call.request.max_wait_ms / 1000
-    return await broker.purgatory.delay(call, fetching, fetching.session.subscription, wait_s, is_task=is_task)
-
-
-def _resolve(broker: Broker, session: FetchSession, call: Call | None = None) -> list[FetchPartition]:
-    """Look up partitions that are new, or all if the catalog has changed (ACLs are part of it). Return those for which
-    a file has to be read first: they were never used, or their epochs are not known. Without `call` there are no ACLs.
-    """
-    if session.catalog_version != broker.topics.version:
-        session.catalog_version = broker.topics.version
-        session.new = dict.fromkeys(session.partitions.values())
-    if not session.pending and not session.new:
-        return []
-    topics: dict[str | bytes, OpenTopic | None] = {}
-    denied: set[str | bytes] = set()
-    for requested in session.new:
-        if requested.topic not in topics:
-            topics[requested.topic] = found = _topic(broker, requested.topic)
-            name = found.name if found is not None else requested.topic  # an id that no topic has needs no right
-            if call is not None and isinstance(name, str) and call.denied(Operation.READ, ResourceType.TOPIC, name):
-                denied.add(requested.topic)
-        opened = topics[requested.topic]
-        if requested.topic in denied:
-            _set_partition(broker, session, requested, None, _DENIED)
-            continue
+    subscription, purgatory = fetching.session.subscription, broker.purgatory
+    if len(subscription.missing) > _LOOP_PARTITIONS:
+        turn = broker.large_requests.turn(call)
         try:
-            partition = broker.partition(opened, requested.index) if opened is not None else None
-            error = ErrorCode.UNKNOWN_TOPIC_ID if session.uses_ids and opened is None else _UNKNOWN
-        except NotOpened:
-            partition, error = None, ErrorCode.NONE
-        _set_partition(broker, session, requested, partition, error)
-    session.new = {}
-    unresolved = []
-    for requested in session.pending:
-        if requested.partition is None:
-            is_resolved = requested.error in (_UNKNOWN, _DENIED, ErrorCode.UNKNOWN_TOPIC_ID)
-        else:
-            is_resolved = requested.last_epoch < 0 or requested.partition.knows_epochs
-        if not is_resolved:
-            unresolved.append(requested)
-    return unresolved
-
-
-def _topic(broker: Broker, key: str | bytes) -> OpenTopic | None:
-    return broker.topics.find(key) if isinstance(key, str) else broker.topics.by_id(key)
-
-
-def _set_partition(
-    broker: Broker, session: FetchSession, requested: FetchPartition, partition: Partition | None, error: int
-) -> None:
-    """Set the requested partition, or why there is none."""
-    requested.error = error
-    if partition is None:
-        session.pending.add(requested)
-    ranges = broker.ranges(partition) if partition is not None else None
-    session.set_partition(requested, partition, ranges, broker.purgatory.remove)
-
-
-async def _open(broker: Broker, session: FetchSession, unresolved: list[FetchPartition]) -> None:
-    """Open partitions that were never used, and read epochs that are not known."""
-    for requested in unresolved:
-        opened = _topic(broker, requested.topic)
-        partition, error = None, int(_UNKNOWN)
-        try:
-            if opened is not None and 0 <= requested.index < opened.count:
-                partition = await broker.opened(opened, requested.index)
-                if requested.last_epoch >= 0:
-                    await broker.disk(partition.epochs)
-        except KlammError as failure:
-            partition, error = None, code_of(failure)
-        _set_partition(broker, session, requested, partition, error)
+            await turn.run(purgatory.join(subscription))
+        except asyncio.CancelledError:  # the client is gone, or the server stops
+            purgatory.end(subscription)
+            raise
+        is_task = is_task or turn.has_waited
+    return await purgatory.delay(call, fetching, subscription, wait_s, is_task=is_task)
 
 
 # ---- ordinary requests
@@ -563,8 +507,12 @@ def _ordinary_session(broker: Broker, owner: Session, request: OrdinaryFetch) ->
     else:
         names = request.names
         session = sessions.kept(owner, names, uses_ids=uses_ids) or FetchSession(uses_ids=uses_ids)
+    if session.catalog_version != broker.topics.version and len(session.partitions) > _LOOP_PARTITIONS:
+        return None  # all are looked up again
     session.update_ordinary(request)
-    if not session.partitions or _resolve(broker, session):
+    for _ in look_up(broker, session):
+        pass
+    if not session.partitions or any(map(is_unresolved, session.pending)):
         sessions.drop(owner)
         return None
     if epoch > 0:

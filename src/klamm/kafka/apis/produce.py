@@ -513,9 +513,7 @@ async def _produce(broker: Broker, call: Call) -> Struct | None:
     producing = _ProduceRequest(broker, call)
     if call.is_large:  # what a thread has decoded is a copy, and stays where it is
         turn = broker.large_requests.turn(call, to_the_end=True)
-        for _ in producing.run():
-            if turn.is_over:
-                await turn.next()
+        await turn.run(producing.run())
     else:
         for _ in producing.run():
             pass

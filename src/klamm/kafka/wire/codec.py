@@ -97,9 +97,9 @@ class Message:
         """Encode the message and return its bytes in parts; records are parts of their own, as they were given."""
         return (self._encoders.get(version) or self.encoder(version))(message)
 
-    def encode_in_steps(self, message: Struct, version: int) -> Iterator[list[bytes]]:
-        """Encode a message without records, a struct of an array at a time. Yield a list of what is encoded and was not
-        cleared: the user of this clears it as often as it likes.
+    def encode_in_steps(self, message: Struct, version: int) -> Iterator[list[Any]]:
+        """Encode a message, a struct of an array at a time. Yield a list of what is encoded and was not cleared, with
+        records as they were given: the user of this clears it as often as it likes.
         """
         if version not in self._step_encoders:
             self._step_encoders[version] = self._made(make_step_encoder, version)

@@ -1,7 +1,7 @@
 """Generate the function that encodes one version of a message.
 
     encode(message) -> parts
-    encode_in_steps(message) -> an iterator; after each struct of an array, the bytes since its user has cleared them
+    encode_in_steps(message) -> an iterator; after each struct of an array, the parts since its user has cleared them
 
 Parts are bytes and, each by itself and untouched, the records: whatever has a length in bytes will do, such as a view
 of a file that `sendfile` will send. Fields of fixed size that follow each other, with the length or count behind them
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "StepEncoder", "make_encoder", "make_step_encoder", "varint_bytes"]
 
 Encoder = Callable[[Any], list[Any]]
-StepEncoder = Callable[[Any], Iterator[list[bytes]]]
+StepEncoder = Callable[[Any], Iterator[list[Any]]]
 
 _SMALL = [bytes([value]) for value in range(128)]
 
@@ -51,13 +51,15 @@ def make_encoder(label: str, shape: Shape, version: int, flexible: bool, classes
 def make_step_encoder(
     label: str, shape: Shape, version: int, flexible: bool, classes: dict[str, type[Struct]]
 ) -> StepEncoder:
-    """Like `make_encoder`, for messages without records: the function is a generator."""
+    """Like `make_encoder`; the function is a generator."""
     encoder: StepEncoder = _Writer(label, version, flexible, classes).generator(shape)
     return encoder
 
 
 class _Writer:
-    """Variables: w appends to `out`, the bytes since the last records; `parts` is what came before."""
+    """Variables: w appends to `out`, the bytes since the last records; `parts` is what came before. In steps there is
+    `out` alone.
+    """
 
     def __init__(self, label: str, version: int, flexible: bool, classes: dict[str, type[Struct]]) -> None:
         self.label = label
@@ -85,7 +87,6 @@ class _Writer:
         return put.compile("def encode(o):", self.label)
 
     def generator(self, shape: Shape) -> Any:
-        assert not has_records(shape), self.label
         self.has_steps = True
         self.put("out = []; w = out.append")
         self.struct(shape, "o")
@@ -135,7 +136,8 @@ class _Writer:
         self.length(n, "h" if kind == "string" else "i")
         if kind == "records":
             self.flush()
-            put(f"if {n} > {1 if self.flexible else 0}: parts.append(b''.join(out)); out.clear(); parts.append({x})")
+            add = "out.append" if self.has_steps else "parts.append(b''.join(out)); out.clear(); parts.append"
+            put(f"if {n} > {1 if self.flexible else 0}: {add}({x})")
         else:
             self.flush()
             put(f"{self.write}({x})")

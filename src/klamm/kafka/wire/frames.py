@@ -15,6 +15,7 @@ refuse it. (No API that we know has a request header v0 of its own.)
 from __future__ import annotations
 
 import struct
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamm.kafka.wire.codec import Api
@@ -32,6 +33,7 @@ __all__ = [
     "check_control_request",
     "frame_size",
     "framed_response",
+    "joined",
     "read_request",
     "read_request_header",
     "read_response",
@@ -153,6 +155,15 @@ def read_request(frame: bytes | memoryview) -> tuple[RequestHeader, Struct]:
 def response_frame(api: Api, version: int, correlation_id: int, response: Struct) -> list[Any]:
     """Return all that is sent as a response, in parts; see `Message.encode`."""
     return framed_response(api, version, correlation_id, api.response.encode(response, version))
+
+
+def joined(parts: list[Any]) -> list[Any]:
+    """Return parts of a message with bytes that follow each other as one part."""
+    found: list[Any] = []
+    for is_bytes, run in groupby(parts, lambda part: type(part) is bytes):
+        same = list(run)
+        found += [b"".join(same)] if is_bytes else same
+    return found
 
 
 def framed_response(api: Api, version: int, correlation_id: int, parts: list[Any]) -> list[Any]:

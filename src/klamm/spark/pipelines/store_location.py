@@ -18,10 +18,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from klamm.cluster.address import split_options
 from klamm.errors import InvalidSetting, Unsupported
 from klamm.spark.option_names import check_names
 from klamm.spark.pipelines.pipeline_directory import local
-from klamm.spark.server.address import SECURITY_OPTIONS, SERVER, ServerAddress, split_options
+from klamm.spark.server.address import SECURITY_OPTIONS, SERVER, ServerAddress
 from klamm.spark.server.decision import can_decide
 from klamm.spark.server.remote_store import ServerStore
 from klamm.store.directory import Core, opened

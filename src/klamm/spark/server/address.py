@@ -21,12 +21,11 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl
 
 from klamm.errors import InvalidSetting
 from klamm.store.scram import MECHANISMS
 
-__all__ = ["SECURITY_OPTIONS", "SERVER", "ServerAddress", "split_options"]
+__all__ = ["SECURITY_OPTIONS", "SERVER", "ServerAddress"]
 
 SERVER = "server"
 SECURITY_OPTIONS = (
@@ -128,15 +127,6 @@ class ServerAddress:
                 hint="the files have to be where the driver and the tasks run, as PEM",
             ) from None
         return context
-
-
-def split_options(address: str) -> tuple[str, dict[str, str]]:
-    """Return an address without its options, of which one may be a password; and the options."""
-    plain, _, query = address.partition("?")
-    try:
-        return plain, dict(parse_qsl(query, strict_parsing=True)) if query else {}
-    except ValueError:
-        raise InvalidSetting(f"{plain}: its options cannot be read", hint="expected ?name=value&name=value") from None
 
 
 def spelled(host: str, port: int) -> str:
