@@ -13,6 +13,7 @@ LOCAL_ARCHIVE = "src/klamm/spark/pipelines/local_archive.py"
 PIPELINE_TESTS = "tests/spark/pipelines/test_at_a_server.py"
 JOINT_TESTS = "tests/kafka/transactions/test_joint_decisions.py"
 SINK_TESTS = "tests/spark/test_server_sink.py"
+ATTEMPT_TESTS = "tests/spark/test_server_attempt.py"
 READER_TESTS = "tests/spark/test_server_reader.py"
 
 MUTANTS = [
@@ -63,6 +64,24 @@ MUTANTS = [
             f"{SINK_TESTS}::test_a_task_that_begins_when_its_batch_is_in_the_log_writes_nothing",
             f"{SINK_TESTS}::test_a_task_that_is_stopped_and_goes_on_after_the_decision_changes_nothing",
         ),
+    ),
+    Mutant(
+        "a task is done before the server has the last of its rows",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "        self._send()\n        self._complete()\n\n", "        self._send()\n\n"),),
+        (f"{ATTEMPT_TESTS}::test_a_server_that_refuses_one_of_three_requests_gets_none_after_it_and_nothing_is_read",),
+    ),
+    Mutant(
+        "a task waits for each response before it encodes the next rows",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "            self._start()\n\n", "            self._start()\n        self._complete()\n\n"),),
+        (f"{ATTEMPT_TESTS}::test_rows_are_encoded_while_the_server_is_slow_and_two_requests_are_in_memory",),
+    ),
+    Mutant(
+        "a task that fails is aborted before what it has under way is done",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "for sent in self._under_way:", "for sent in ():"),),
+        (f"{ATTEMPT_TESTS}::test_an_attempt_that_fails_with_a_request_under_way_is_aborted_behind_it",),
     ),
     Mutant(
         "a stream that fails before a task is done leaves what it has written open",

@@ -12,6 +12,7 @@ from _pytest.runner import runtestprotocol
 
 import klamm
 import klamm.spark
+from klamm.spark.server import client
 from tests.spark.classes import PYTHONPATH
 from tests.spark.forks import forks
 from tests.spark.settings import SETTINGS
@@ -75,3 +76,12 @@ def connector_is_here() -> bool:
 def delta_is_here() -> bool:
     """Whether `make tools` could fetch Delta Lake for Spark."""
     return any(DELTA.glob("delta-spark*.jar"))
+
+
+@pytest.fixture
+def clients() -> Iterator[None]:
+    """Close the clients of servers that this process keeps for the tasks and drivers of a test."""
+    yield
+    for _, each in client._clients.values():
+        each.close()
+    client._clients.clear()

@@ -28,10 +28,10 @@ from klamm.spark.batches import BatchId
 from klamm.spark.options import ReadOptions
 from klamm.spark.planner import Planner
 from klamm.spark.range_reader import Task, forget_store, read, schema_for
-from klamm.spark.server import decision
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import Attempt, TaskTransaction
-from klamm.spark.server.decision import Scope, client_of, commit, discard
+from klamm.spark.server.client import client_of
+from klamm.spark.server.decision import Scope, commit, discard
 from klamm.spark.sink import StreamWriter, WritePlan, _Stager
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.staged_batches import TaskCommit
@@ -48,15 +48,8 @@ from tests.store.open_transactions import server_names
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
 SCOPE = Scope(f"query {QUERY}", "topic orders")
+pytestmark = pytest.mark.usefixtures("clients")
 SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    for _, client in decision._clients.values():
-        client.close()
-    decision._clients.clear()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ same few ids for all of its micro-batches.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,14 +31,13 @@ from klamm.kafka.wire import Struct
 from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark import batches
 from klamm.spark.batches import BatchId
-from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import TaskTransaction
 from klamm.spark.server.client import Client
 from klamm.spark.server.errors import check
 from klamm.store.once import WriterNumber
 from klamm.types import TopicId
 
-__all__ = ["Scope", "can_decide", "check_server", "client_of", "commit", "discard", "is_decided"]
+__all__ = ["Scope", "can_decide", "check_server", "commit", "discard", "is_decided"]
 
 _TRIES = 5
 _DISCARD_TIMEOUT_S = 10.0
@@ -62,18 +60,6 @@ class Scope:
 
     def transactional_id(self, task: int, attempt: int) -> str:
         return f"{self}{task}-{attempt}"
-
-
-_clients: dict[ServerAddress, tuple[int, Client]] = {}  # of this process, with its number
-
-
-def client_of(address: ServerAddress) -> Client:
-    """Return a client that the driver's process keeps: Spark uses it for many micro-batches."""
-    process, client = _clients.get(address, (0, None))
-    if client is None or process != os.getpid():
-        client = Client(address)
-        _clients[address] = os.getpid(), client
-    return client
 
 
 def can_decide(client: Client) -> bool:
