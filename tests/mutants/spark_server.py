@@ -96,6 +96,12 @@ MUTANTS = [
         (f"{SINK_TESTS}::test_what_all_tasks_have_written_is_there_once_with_its_number",),
     ),
     Mutant(
+        "a driver goes on expecting the row that it has written, though another has written since",
+        "spark/server/decision.py SRV1",
+        ((DECISION, "last, expected = expected, None", "last = expected"),),
+        (f"{SINK_TESTS}::test_a_driver_asks_once_for_each_batch_and_notices_one_that_another_has_committed",),
+    ),
+    Mutant(
         "tasks write to a server that cannot decide",
         "spark/server/decision.py SRV3",
         ((DECISION, "if not can_decide(client):", "if not client:"),),

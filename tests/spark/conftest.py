@@ -12,7 +12,7 @@ from _pytest.runner import runtestprotocol
 
 import klamm
 import klamm.spark
-from klamm.spark.server import client
+from klamm.spark.server import client, decision
 from tests.spark.classes import PYTHONPATH
 from tests.spark.forks import forks
 from tests.spark.settings import SETTINGS
@@ -80,8 +80,9 @@ def delta_is_here() -> bool:
 
 @pytest.fixture
 def clients() -> Iterator[None]:
-    """Close the clients of servers that this process keeps for the tasks and drivers of a test."""
+    """Close the clients of servers that this process keeps for tasks and drivers, and forget what drivers did."""
     yield
     for _, each in client._clients.values():
         each.close()
     client._clients.clear()
+    decision._recorded.clear()

@@ -5,9 +5,12 @@
                  the batch's row is written, and every other transaction of the scope is aborted
     3  repeat    if another driver was faster, or the response was lost: from 1
 
+Step 1 is left out the first time if this process has committed a batch of the scope before: its row is expected then.
+
 Promises
   SRV1  All that tasks have written for a batch is committed once, or not at all, though tasks, driver or server
-        are killed. The row is compared and set: it has to be the one that step 1 has looked at.
+        are killed. The row is compared and set: it has to be the one that step 1 has looked at, or
+        that this process has written.
   SRV2  A task that comes back after the decision is fenced: it cannot add to what was decided, nor have it decided.
         If the batch has a number, nor can it begin a transaction that would stay open.
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
@@ -31,6 +34,7 @@ from klamm.kafka.wire import Struct
 from klamm.kafka.wire.messages import DECIDE_TRANSACTIONS
 from klamm.spark import batches
 from klamm.spark.batches import BatchId
+from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import TaskTransaction
 from klamm.spark.server.client import Client
 from klamm.spark.server.errors import check
@@ -62,6 +66,10 @@ class Scope:
         return f"{self}{task}-{attempt}"
 
 
+_recorded: dict[tuple[ServerAddress, Scope], WriterNumber] = {}
+"""The last row that this process has written; another one may have written since."""
+
+
 def can_decide(client: Client) -> bool:
     """Return whether the server can decide several transactions at once: whether it is klamm serve."""
     return client.knows(DECIDE_TRANSACTIONS)
@@ -91,8 +99,11 @@ def commit(
 
     Raise BatchConflict if another batch of its number, or a later one, is.
     """
+    expected = _recorded.get((client.address, scope)) if is_whole and transactions else None
     for _ in range(_TRIES):
-        last = None if batch is None else client.patiently(partial(_look, client, scope, batch))
+        last, expected = expected, None
+        if batch is not None and (last is None or last.number >= batch.number):
+            last = client.patiently(partial(_look, client, scope, batch))
         if batch is not None and batches.is_recorded(last, batch):
             batches.log_skipped(batch)
             discard(client, scope)
@@ -119,6 +130,8 @@ def commit(
             number=None if batch is None else _number(batch, last),
         )
         if client.patiently(partial(_decide, client, request)):
+            if batch is not None:
+                _recorded[client.address, scope] = WriterNumber(*batch[:3], batch.plan, batch.ends)
             if scope.is_last:
                 discard(client, scope)
             return True
