@@ -16,6 +16,7 @@ There is one server, one store and one session; the sides take turns. CPU is Spa
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import _harness as harness
@@ -94,17 +95,19 @@ def read(bench: Bench) -> None:
 def sink(bench: Bench) -> None:
     rows = 2_000 if bench.quick else bench.options.rows
     first, batches = (1, 2) if bench.quick else (FIRST, bench.options.micro_batches)
+    names = (f"bench-{number}" for number in itertools.count())
 
     def run(form: str, **options: str) -> spark.QueryRun:
-        bench.store.topics.create("bench", spark.PARTITIONS)
+        name = next(names)  # a producer of the Kafka connector that lives on would create its topic again
+        bench.store.topics.create(name, spark.PARTITIONS)
         source = bench.session.readStream.format("rate-micro-batch").options(
             rowsPerBatch=rows, numPartitions=spark.PARTITIONS
         )
-        query = bench.start(source.load().selectExpr(*ROWS), form, {**options, "topic": "bench"})
+        query = bench.start(source.load().selectExpr(*ROWS), form, {**options, "topic": name})
         found = spark.run_query(query, first, batches, bench.used)
-        written = sum(each.end for each in bench.store.topics.describe("bench").partitions)
+        written = sum(each.end for each in bench.store.topics.describe(name).partitions)
         assert written >= rows * (first + batches), written
-        bench.store.topics.delete("bench")
+        bench.store.topics.delete(name)
         return found
 
     found = bench.interleave(

@@ -19,7 +19,8 @@ from klamm.spark.pipelines import archive, deduplicate, quality
 from klamm.spark.pipelines.journal import Journal
 from klamm.spark.planner import Planner
 from klamm.spark.range_reader import Task, forget_store, read, schema_for
-from klamm.spark.server.decision import check_server, client_of
+from klamm.spark.server.client import client_of
+from klamm.spark.server.decision import check_server
 from tests.interop.brokers import Broker, fresh
 from tests.procs import until
 from tests.spark.pipelines.test_without_spark import rows_of

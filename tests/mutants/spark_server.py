@@ -13,6 +13,7 @@ LOCAL_ARCHIVE = "src/klamm/spark/pipelines/local_archive.py"
 PIPELINE_TESTS = "tests/spark/pipelines/test_at_a_server.py"
 JOINT_TESTS = "tests/kafka/transactions/test_joint_decisions.py"
 SINK_TESTS = "tests/spark/test_server_sink.py"
+ATTEMPT_TESTS = "tests/spark/test_server_attempt.py"
 READER_TESTS = "tests/spark/test_server_reader.py"
 
 MUTANTS = [
@@ -65,6 +66,24 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a task is done before the server has the last of its rows",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "        self._send()\n        self._complete()\n\n", "        self._send()\n\n"),),
+        (f"{ATTEMPT_TESTS}::test_a_server_that_refuses_one_of_three_requests_gets_none_after_it_and_nothing_is_read",),
+    ),
+    Mutant(
+        "a task waits for each response before it encodes the next rows",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "            self._start()\n\n", "            self._start()\n        self._complete()\n\n"),),
+        (f"{ATTEMPT_TESTS}::test_rows_are_encoded_while_the_server_is_slow_and_two_requests_are_in_memory",),
+    ),
+    Mutant(
+        "a task that fails is aborted before what it has under way is done",
+        "spark/server/attempt.py",
+        ((ATTEMPT, "for sent in self._under_way:", "for sent in ():"),),
+        (f"{ATTEMPT_TESTS}::test_an_attempt_that_fails_with_a_request_under_way_is_aborted_behind_it",),
+    ),
+    Mutant(
         "a stream that fails before a task is done leaves what it has written open",
         "spark/server/decision.py",
         (("src/klamm/spark/sink.py", "checkpoint.find_query(options.checkpoint)", "checkpoint.find_query(None)"),),
@@ -75,6 +94,12 @@ MUTANTS = [
         "spark/server/decision.py SRV1",
         ((DECISION, "if batch is not None and batches.is_recorded(last, batch):", "if batch is None:"),),
         (f"{SINK_TESTS}::test_what_all_tasks_have_written_is_there_once_with_its_number",),
+    ),
+    Mutant(
+        "a driver goes on expecting the row that it has written, though another has written since",
+        "spark/server/decision.py SRV1",
+        ((DECISION, "last, expected = expected, None", "last = expected"),),
+        (f"{SINK_TESTS}::test_a_driver_asks_once_for_each_batch_and_notices_one_that_another_has_committed",),
     ),
     Mutant(
         "tasks write to a server that cannot decide",

@@ -12,6 +12,7 @@ from _pytest.runner import runtestprotocol
 
 import klamm
 import klamm.spark
+from klamm.spark.server import client, decision
 from tests.spark.classes import PYTHONPATH
 from tests.spark.forks import forks
 from tests.spark.settings import SETTINGS
@@ -75,3 +76,13 @@ def connector_is_here() -> bool:
 def delta_is_here() -> bool:
     """Whether `make tools` could fetch Delta Lake for Spark."""
     return any(DELTA.glob("delta-spark*.jar"))
+
+
+@pytest.fixture
+def clients() -> Iterator[None]:
+    """Close the clients of servers that this process keeps for tasks and drivers, and forget what drivers did."""
+    yield
+    for _, each in client._clients.values():
+        each.close()
+    client._clients.clear()
+    decision._recorded.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from klamm.kafka.security.scram import ScramExchange
 from klamm.spark.server import client as client_module
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.client import LATEST, Client
+from klamm.spark.server.connection import Connection
 from klamm.spark.server.scram import BadServer, ScramClient
 from klamm.store.scram import derive
 from klamm.store.users import Users
@@ -194,6 +196,29 @@ def test_a_response_that_is_no_response_is_an_error_and_its_connection_is_not_us
         theirs.close()
         assert list(client.topics()) == ["orders"] and broken not in client._connections.values()
         client.close()
+
+
+def test_a_request_of_many_parts_and_larger_than_the_sockets_buffers_is_sent_whole(store: klamm.Store) -> None:
+    parts = [bytes([number % 256]) * (number % 3) for number in range(5000)] + [bytes(4 << 20), b"end"]
+    received = bytearray()
+    with klamm.server(store) as address:
+        server = ServerAddress.parse({"server": address})
+        connection = Connection(server, *server.hosts[0])
+        ours, theirs = socket.socketpair()
+        connection._socket.close()
+        connection._socket = ours
+
+        def receive() -> None:
+            while more := theirs.recv(1 << 16):
+                received.extend(more)
+
+        reader = threading.Thread(target=receive)
+        reader.start()
+        connection._write(parts)
+        connection.close()
+        reader.join(60)
+        theirs.close()
+    assert received == b"".join(parts)
 
 
 def test_the_second_address_serves_if_the_first_is_not_there(store: klamm.Store) -> None:

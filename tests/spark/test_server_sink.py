@@ -31,7 +31,8 @@ from klamm.spark.range_reader import Task, forget_store, read, schema_for
 from klamm.spark.server import decision
 from klamm.spark.server.address import ServerAddress
 from klamm.spark.server.attempt import Attempt, TaskTransaction
-from klamm.spark.server.decision import Scope, client_of, commit, discard
+from klamm.spark.server.client import client_of
+from klamm.spark.server.decision import Scope, commit, discard
 from klamm.spark.sink import StreamWriter, WritePlan, _Stager
 from klamm.spark.sink_options import WriteOptions
 from klamm.spark.staged_batches import TaskCommit
@@ -41,6 +42,7 @@ from klamm.store.acls import Acls
 from klamm.store.joint_decision import Decision
 from klamm.store.users import Users
 from tests.crash.cases import seed_of
+from tests.interop.proxy import Proxy
 from tests.kafka.connect import served
 from tests.procs import children, until
 from tests.serving import restartable, serving
@@ -48,15 +50,8 @@ from tests.store.open_transactions import server_names
 
 QUERY = "0b1c8ab6-5b3e-4bd5-9d9d-5a3e0b0f8a11"
 SCOPE = Scope(f"query {QUERY}", "topic orders")
+pytestmark = pytest.mark.usefixtures("clients")
 SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    for _, client in decision._clients.values():
-        client.close()
-    decision._clients.clear()
 
 
 @pytest.fixture
@@ -121,6 +116,30 @@ def test_what_all_tasks_have_written_is_there_once_with_its_number(
     assert contents(store) == sorted([*whole, b"next"])
     assert len(server_names(store)) == 3, "a query uses the same ids again"
     assert klamm.check(store.path).ok
+
+
+def test_a_driver_asks_once_for_each_batch_and_notices_one_that_another_has_committed(
+    store: klamm.Store, address: str
+) -> None:
+    """It expects the row that it has written itself."""
+    with Proxy(address) as proxy:
+
+        def decisions(number: int, plan: str) -> int:
+            before = len(proxy.of(DECIDE_TRANSACTIONS))
+            assert put(proxy.address, staged, batch_id(number, plan)) == (number != 2)
+            return len(proxy.of(DECIDE_TRANSACTIONS)) - before
+
+        plan, mine = plan_of(address), ServerAddress.parse({"server": proxy.address})
+        for number, requests in enumerate((2, 1)):
+            staged = [write(plan, [b"%d" % number])]
+            assert decisions(number, f"offsets {number}") == requests
+        assert put(address, [write(plan, [b"2"])], batch_id(2, "offsets 2")), "another driver"
+        assert decision._recorded[mine, SCOPE].number == 1
+        staged = [write(plan, [b"2"])]
+        assert decisions(2, "offsets 2") == 3, "one that fails, one that looks, and one that aborts"
+        with pytest.raises(BatchConflict, match="was planned again with other offsets"):
+            put(proxy.address, staged, batch_id(2, "offsets other"))
+    assert contents(store) == [b"0", b"1", b"2"] and not is_open(store)
 
 
 def test_a_task_that_comes_back_after_the_decision_is_fenced(store: klamm.Store, address: str) -> None:

@@ -181,6 +181,24 @@ def test_what_spark_submit_was_given_is_not_overridden(monkeypatch: pytest.Monke
     }
 
 
+def test_tasks_run_in_the_python_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark runs tasks of sources and sinks by PYSPARK_DRIVER_PYTHON, if it is set; workers may not have ours."""
+    builder = Builder()
+    fake_pyspark = SimpleNamespace(
+        __version__="4.2.1", sql=SimpleNamespace(SparkSession=SimpleNamespace(builder=builder))
+    )
+    monkeypatch.setattr(importlib.import_module("klamm.spark.session"), "_pyspark", lambda: fake_pyspark)
+    monkeypatch.setattr(builder, "remote", lambda _: builder, raising=False)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    for given, wanted in (("/opt/python", "/opt/python"), (None, sys.executable)):
+        if given is None:
+            monkeypatch.delenv("PYSPARK_PYTHON")
+        else:
+            monkeypatch.setenv("PYSPARK_PYTHON", given)
+        klamm.spark.session(remote="sc://host")
+        assert os.environ["PYSPARK_PYTHON"] == wanted and "PYSPARK_DRIVER_PYTHON" not in os.environ
+
+
 DEFAULTS = r"""
 # spark.sql.shuffle.partitions  1
 spark.sql.shuffle.partitions    7

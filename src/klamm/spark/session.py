@@ -66,7 +66,6 @@ def session(
     """
     pyspark = _pyspark()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     elsewhere = remote or ("" if master else os.environ.get("SPARK_REMOTE", ""))
     submitted = {} if elsewhere else _submitted(pyspark)
     own = submitted

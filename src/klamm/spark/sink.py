@@ -37,6 +37,7 @@ from klamm.spark.internals import micro_batch
 from klamm.spark.publisher import core_of, publish
 from klamm.spark.server import decision
 from klamm.spark.server.attempt import Attempt
+from klamm.spark.server.client import client_of
 from klamm.spark.server.decision import Scope
 from klamm.spark.server.shapes import read_shapes
 from klamm.spark.sink_options import WriteOptions
@@ -135,7 +136,7 @@ class WritePlan:
         self.directory = ""
         """For staged files; empty if a server is written to."""
         if options.server is not None:
-            client = decision.client_of(options.server)
+            client = client_of(options.server)
             decision.check_server(client)
             found = read_shapes(client, options.topic)
             self.topics = {name: _Topic(topic_id, shape) for name, (topic_id, shape) in found.items()}
@@ -316,7 +317,7 @@ def _publish(
         transactions = [each.transaction for each in commits if each.transaction is not None]
         ids = sorted({topic.id for each in commits for topic in each.topics})
         is_whole = len(transactions) == len(commits)
-        decision.commit(decision.client_of(plan.options.server), scope, transactions, ids, batch, is_whole=is_whole)
+        decision.commit(client_of(plan.options.server), scope, transactions, ids, batch, is_whole=is_whole)
         return
     staged = [each for each in _staged(messages) if each.file is not None]
     publish(core_of(plan.options.path), staged, plan.directory, batch, durable=plan.options.durable)
@@ -382,7 +383,7 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing but what is not committed: the batch may have been committed all the same."""
         if self._plan.options.server is not None:
-            decision.discard(decision.client_of(self._plan.options.server), self._scope)
+            decision.discard(client_of(self._plan.options.server), self._scope)
         else:
             staged_files.remove_job(self._plan.directory)
 
@@ -426,7 +427,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             queries = {each.writer for each in _staged(messages)}
             here = checkpoint.find_query(options.checkpoint)  # no task may have finished, and some were killed
             for query in queries if here is None else {*queries, here}:
-                decision.discard(decision.client_of(options.server), self._plan.scope(f"query {query}"))
+                decision.discard(client_of(options.server), self._plan.scope(f"query {query}"))
             return
         for each in messages:
             if isinstance(each, TaskCommit) and each.file is not None:

@@ -14,6 +14,11 @@ a later micro-batch is written. So an attempt takes no id from another one whose
 An attempt that is killed leaves its transaction open. The driver's decision aborts it, the next attempt that uses its
 transactional id, or the server when `transaction.timeout.ms` have passed.
 
+The connection is that of the attempts before, in a process that Spark uses again.
+
+One Produce is under way while rows for the next are encoded. The next is sent when all of its batches are answered, so
+batches of a partition come in their order whatever fails, and no more than two requests are in memory.
+
 A request that was cut by a lost connection is sent again: a server knows a batch by its number, and has it once.
 """
 
@@ -29,8 +34,9 @@ from klamm.kafka.error_codes import ErrorCode
 from klamm.kafka.wire import Struct
 from klamm.kafka.wire.messages import DESCRIBE_TRANSACTIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE
 from klamm.spark.server.address import ServerAddress
-from klamm.spark.server.client import Client
-from klamm.spark.server.errors import check
+from klamm.spark.server.client import Client, Sent, client_of
+from klamm.spark.server.connection import ConnectionLost
+from klamm.spark.server.errors import NotNow, check
 from klamm.types import TopicId, TopicPartition
 
 __all__ = ["Attempt", "TaskTransaction"]
@@ -66,7 +72,7 @@ class Attempt:
         """Prepare. `is_decided`: whether the batch is in the log; None if that cannot be asked."""
         self.size = 0
         """Bytes of batches."""
-        self._client = Client(address)
+        self._client = client_of(address)
         self._ids = [transactional_id, *(f"{transactional_id}.{number}" for number in range(1, _IDS))]
         self._id = transactional_id
         self._timeout_ms = timeout_ms
@@ -76,7 +82,12 @@ class Attempt:
         self._topics: dict[int, tuple[str, TopicId]] = {}
         self._sequences: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int], bytearray] = {}
+        """For the next request: by topic and partition."""
         self._waiting_bytes = 0
+        self._unanswered: dict[tuple[int, int], bytearray] = {}
+        """Of the request before: the server may not have them yet."""
+        self._under_way: list[Sent] = []
+        """To each leader, with batches of `_unanswered`."""
 
     @property
     def transaction(self) -> TaskTransaction | None:
@@ -107,7 +118,7 @@ class Attempt:
     def finish(self) -> None:
         """Send what is left, and leave the transaction to the driver."""
         self._send()
-        self._client.close()
+        self._complete()
 
     def discard(self) -> None:
         """Abort: what was written is never read. If that fails, others abort it."""
@@ -120,6 +131,9 @@ class Attempt:
                 committed=False,
             )
             with contextlib.suppress(Exception):  # the error that led here is the one to raise
+                for sent in self._under_way:  # on its way to another address, it could come after the end
+                    self._client.receive(sent)
+            with contextlib.suppress(Exception):
                 self._client.ask(END_TXN, request, at_least=_BUMPS_SINCE)
         self._client.close()
 
@@ -149,26 +163,44 @@ class Attempt:
         return min(self._ids, key=lambda name: began_ms.get(name, -1))
 
     def _send(self) -> None:
-        while self._waiting:
-            self._client.patiently(self._send_once)
-        self._waiting_bytes = 0
+        """Send what waits, once the server has what was sent before."""
+        self._complete()
+        self._unanswered, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        with contextlib.suppress(ConnectionLost, NotNow):  # `_complete` sends it again
+            self._start()
 
-    def _send_once(self) -> None:
-        """Send what waits, and keep what the server does not have yet. Raise NotNow for that, or ConnectionLost."""
+    def _complete(self) -> None:
+        """Wait until the server has all that was sent."""
+        while self._unanswered:
+            self._client.patiently(self._complete_once)
+
+    def _start(self) -> None:
+        """Send what is unanswered. Raise NotNow or ConnectionLost if a part of it cannot be sent now."""
         by_leader: dict[int, list[tuple[int, int]]] = {}
-        for key in self._waiting:
+        for key in self._unanswered:
             name = self._topics[key[0]][0]
             by_leader.setdefault(self._client.leader(TopicPartition(name, key[1])), []).append(key)
-        numbers = {topic_id: number for number, (_, topic_id) in self._topics.items()}
         for broker, keys in by_leader.items():
-            response = self._client.ask(PRODUCE, self._request(keys), broker=broker, at_least=_IDS_SINCE)
+            sent = self._client.send(PRODUCE, self._request(keys), broker=broker, at_least=_IDS_SINCE)
+            self._under_way.append(sent)
+
+    def _complete_once(self) -> None:
+        """Receive what is under way, and keep what the server does not have yet. Raise NotNow for that, or
+        ConnectionLost.
+        """
+        if not self._under_way:
+            self._start()
+        under_way, self._under_way = self._under_way, []
+        numbers = {topic_id: number for number, (_, topic_id) in self._topics.items()}
+        for sent in under_way:
+            response = self._client.receive(sent)
             failed: tuple[str, int, str | None] | None = None
             for topic in response.responses:
                 number = numbers[TopicId(bytes(topic.topic_id).hex())]
                 name = self._topics[number][0]
                 for each in topic.partition_responses:
                     if each.error_code in _DUPLICATE:
-                        del self._waiting[number, each.index]
+                        del self._unanswered[number, each.index]
                     else:
                         failed = f"{self._client.address}: {name}/{each.index}", each.error_code, each.error_message
             if failed is not None:
@@ -182,7 +214,7 @@ class Attempt:
         kind = PRODUCE.request
         topics: dict[int, list[Struct]] = {}
         for number, partition in keys:
-            batch = kind.Partition(index=partition, records=self._waiting[number, partition])
+            batch = kind.Partition(index=partition, records=self._unanswered[number, partition])
             topics.setdefault(number, []).append(batch)
         data = [
             kind.Topic(topic_id=bytes.fromhex(self._topics[number][1]), partition_data=batches)

@@ -9,9 +9,10 @@ that is killed and started again is a pause, not an error.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from klamm.errors import StoreError, UnknownTopic, Unreachable
@@ -23,7 +24,7 @@ from klamm.spark.server.connection import Connection, ConnectionLost
 from klamm.spark.server.errors import NotNow, check
 from klamm.types import TopicId, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "RETRY_TIMEOUT_S", "Client", "FoundOffset", "TopicInfo"]
+__all__ = ["EARLIEST", "LATEST", "RETRY_TIMEOUT_S", "Client", "FoundOffset", "Sent", "TopicInfo", "client_of"]
 
 RETRY_TIMEOUT_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -49,6 +50,13 @@ class FoundOffset(NamedTuple):
     offset: int
     """-1: there is none."""
     leader_epoch: int
+
+
+class Sent(NamedTuple):
+    """A request that was sent, and is to be received."""
+
+    connection: Connection
+    number: int
 
 
 class Client:
@@ -94,11 +102,25 @@ class Client:
         self, api: Api, request: Struct, *, broker: int | None = None, at_least: int = 0, at_most: int | None = None
     ) -> Struct:
         """Send a request once. `broker`: to which, by its number. Raise ConnectionLost."""
+        return self.receive(self.send(api, request, broker=broker, at_least=at_least, at_most=at_most))
+
+    def send(
+        self, api: Api, request: Struct, *, broker: int | None = None, at_least: int = 0, at_most: int | None = None
+    ) -> Sent:
+        """Send a request once, like `ask`, and do not wait for its response: `receive` returns it."""
         connection = self._connection(broker)
         try:
-            return connection.ask(api, request, at_least=at_least, at_most=at_most)
+            return Sent(connection, connection.send(api, request, at_least=at_least, at_most=at_most))
         except ConnectionLost:
             self._forget(connection)
+            raise
+
+    def receive(self, sent: Sent) -> Struct:
+        """Return the response to a request. Raise ConnectionLost: it is unknown whether the server has done it."""
+        try:
+            return sent.connection.receive(sent.number)
+        except ConnectionLost:
+            self._forget(sent.connection)
             raise
 
     def knows(self, api: Api) -> bool:
@@ -160,7 +182,9 @@ class Client:
 
     def leader(self, tp: TopicPartition) -> int:
         """Return which broker leads a partition. Raise UnknownTopic; NotNow if none does."""
-        info = self._topics.get(tp.topic) or self._read_topics([tp.topic]).get(tp.topic)
+        info = self._topics.get(tp.topic)
+        if info is None or not tp.partition < len(info.leaders):  # it may have more by now
+            info = self._read_topics([tp.topic]).get(tp.topic)
         if info is None or not tp.partition < len(info.leaders):
             raise UnknownTopic(f"{self.address}: there is no {tp.topic}/{tp.partition}")
         if info.leaders[tp.partition] < 0:
@@ -171,32 +195,26 @@ class Client:
 
     def offsets(self, times_ms: Mapping[TopicPartition, int], *, committed: bool) -> dict[TopicPartition, FoundOffset]:
         """Return the offset of each partition at a time, EARLIEST or LATEST: of the log as it lies."""
+        (found,) = self._by_leader(times_ms, LIST_OFFSETS, [_list_offsets(times_ms, committed)], self._read_offsets)
+        return found
 
-        def request(tps: list[TopicPartition]) -> Struct:
-            kind = LIST_OFFSETS.request
-            topics = [
-                kind.Topic(
-                    name=name,
-                    partitions=[
-                        kind.Partition(partition_index=tp.partition, timestamp=times_ms[tp])
-                        for tp in tps
-                        if tp.topic == name
-                    ],
-                )
-                for name in dict.fromkeys(tp.topic for tp in tps)
-            ]
-            return kind(replica_id=-1, isolation_level=int(committed), topics=topics, timeout_ms=30_000)
+    def bounds(self, tps: Iterable[TopicPartition]) -> list[dict[TopicPartition, FoundOffset]]:
+        """Return where the logs start, up to where they are stable, and where they end, looked at in this order.
 
-        def read(response: Struct) -> dict[TopicPartition, FoundOffset]:
-            found = {}
-            for topic in response.topics:
-                for each in topic.partitions:
-                    check(f"{self.address}: {topic.name}/{each.partition_index}", each.error_code)
-                    tp = TopicPartition(topic.name, each.partition_index)
-                    found[tp] = FoundOffset(each.offset, each.leader_epoch)
-            return found
+        The three requests are sent together.
+        """
+        earliest, latest = dict.fromkeys(tps, EARLIEST), dict.fromkeys(tps, LATEST)
+        requests = [_list_offsets(earliest, False), _list_offsets(latest, True), _list_offsets(latest, False)]
+        return self._by_leader(latest, LIST_OFFSETS, requests, self._read_offsets)
 
-        return self._by_leader(times_ms, LIST_OFFSETS, request, read)
+    def _read_offsets(self, response: Struct) -> dict[TopicPartition, FoundOffset]:
+        found = {}
+        for topic in response.topics:
+            for each in topic.partitions:
+                check(f"{self.address}: {topic.name}/{each.partition_index}", each.error_code)
+                tp = TopicPartition(topic.name, each.partition_index)
+                found[tp] = FoundOffset(each.offset, each.leader_epoch)
+        return found
 
     def ends_of_epochs(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundOffset]:
         """Return where a leader epoch ended, and the largest epoch up to it that has records; -1: it is not known."""
@@ -225,25 +243,69 @@ class Client:
                     found[tp] = FoundOffset(each.end_offset, each.leader_epoch)
             return found
 
-        return self._by_leader(epochs, OFFSET_FOR_LEADER_EPOCH, request, read)
+        (found,) = self._by_leader(epochs, OFFSET_FOR_LEADER_EPOCH, [request], read)
+        return found
 
     def _by_leader(
         self,
         tps: Iterable[TopicPartition],
         api: Api,
-        request: Callable[[list[TopicPartition]], Struct],
+        requests: Sequence[Callable[[list[TopicPartition]], Struct]],
         read: Callable[[Struct], dict[TopicPartition, FoundOffset]],
-    ) -> dict[TopicPartition, FoundOffset]:
-        def attempt() -> dict[TopicPartition, FoundOffset]:
+    ) -> list[dict[TopicPartition, FoundOffset]]:
+        """Send each request to the leaders of its partitions, one behind the other, and return what each has found."""
+
+        def attempt() -> list[dict[TopicPartition, FoundOffset]]:
             by_leader: dict[int, list[TopicPartition]] = {}
             for tp in tps:
                 by_leader.setdefault(self.leader(tp), []).append(tp)
+            sent = [
+                [self.send(api, request(led), broker=broker) for broker, led in by_leader.items()]
+                for request in requests
+            ]
+            responses = [[self.receive(each) for each in of_request] for of_request in sent]
+            return [complete(of_request) for of_request in responses]
+
+        def complete(responses: list[Struct]) -> dict[TopicPartition, FoundOffset]:
             found: dict[TopicPartition, FoundOffset] = {}
-            for broker, led in by_leader.items():
-                found |= read(self.ask(api, request(led), broker=broker))
+            for response in responses:
+                found |= read(response)
             missing = [tp for tp in tps if tp not in found]
             if missing:
                 raise StoreError(f"{self.address}: the server's response lacks {missing[0]}")
             return found
 
         return self.patiently(attempt)
+
+
+_clients: dict[ServerAddress, tuple[int, Client]] = {}  # of this process, with its number
+
+
+def client_of(address: ServerAddress) -> Client:
+    """Return a client that this process keeps: Spark uses a process for many micro-batches, and for many tasks."""
+    process, client = _clients.get(address, (0, None))
+    if client is None or process != os.getpid():
+        client = Client(address)
+        _clients[address] = os.getpid(), client
+    return client
+
+
+def _list_offsets(times_ms: Mapping[TopicPartition, int], committed: bool) -> Callable[[list[TopicPartition]], Struct]:
+    """Return what makes a request for some of the partitions."""
+    kind = LIST_OFFSETS.request
+
+    def request(tps: list[TopicPartition]) -> Struct:
+        topics = [
+            kind.Topic(
+                name=name,
+                partitions=[
+                    kind.Partition(partition_index=tp.partition, timestamp=times_ms[tp])
+                    for tp in tps
+                    if tp.topic == name
+                ],
+            )
+            for name in dict.fromkeys(tp.topic for tp in tps)
+        ]
+        return kind(replica_id=-1, isolation_level=int(committed), topics=topics, timeout_ms=30_000)
+
+    return request

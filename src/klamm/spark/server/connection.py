@@ -1,4 +1,6 @@
-"""One connection to a server: it says which versions it knows, the client logs in, then one request after the other.
+"""One connection to a server: it says which versions it knows, the client logs in, then it sends requests.
+
+A request may be sent before the one before is answered. A server answers in the order of the requests.
 
 ConnectionLost is for the caller to try again, on another connection; nothing is known then of the request that was
 under way. What will not get better by itself (a wrong password, a certificate of a stranger) is a StoreError.
@@ -27,6 +29,7 @@ CLIENT_ID = "klamm-spark"
 _CONNECT_TIMEOUT_S = 10.0
 _RESPONSE_TIMEOUT_S = 40.0  # longer than a server takes for a request that it answers with a timeout
 _MAX_FRAME = (1 << 31) - 1
+_PARTS_AT_ONCE = 512  # less than IOV_MAX
 _LIFETIME = 0.8  # of a login, after which another connection is used
 
 _LOGIN_HINT = "check security.protocol, sasl.mechanism, sasl.username and sasl.password"
@@ -42,6 +45,10 @@ class Connection:
     def __init__(self, address: ServerAddress, host: str, port: int) -> None:
         self.name = spelled(host, port)
         self._numbers = itertools.count(1)
+        self._unanswered: dict[int, tuple[Api, int]] = {}
+        """By number, in the order in which they were sent: API and version."""
+        self._responses: dict[int, Struct] = {}
+        """By number: received, and not taken yet."""
         self._ends_s: float | None = None
         """When the login ends; of a clock that only grows."""
         self._socket = self._connect(address, host, port)
@@ -72,26 +79,53 @@ class Connection:
 
         Raise Unsupported, without sending anything, if that is older than `at_least`.
         """
+        return self.receive(self.send(api, request, at_least=at_least, at_most=at_most))
+
+    def send(self, api: Api, request: Struct, *, at_least: int = 0, at_most: int | None = None) -> int:
+        """Send a request, and return its number, for `receive`. Raise Unsupported as `ask` does."""
         version = self.version(api, at_most)
         if version is None or version < at_least:
             raise Unsupported(f"{self.name}: the server has no {api.name}, version {at_least} or newer")
-        return self._ask(api, version, request)
+        return self._send(api, version, request)
+
+    def receive(self, number: int) -> Struct:
+        """Return the response to request `number`. Call it once for each."""
+        while number not in self._responses:
+            self._receive_next()
+        return self._responses.pop(number)
 
     def _ask(self, api: Api, version: int, request: Struct) -> Struct:
+        return self.receive(self._send(api, version, request))
+
+    def _send(self, api: Api, version: int, request: Struct) -> int:
         number = next(self._numbers)
         try:
-            self._socket.sendall(b"".join(request_frame(api, version, number, CLIENT_ID, request)))
-            answered, response = read_response(api, version, self._receive())
+            self._write(request_frame(api, version, number, CLIENT_ID, request))
         except OSError as error:
-            self.close()
-            raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
+            raise self._lost(error) from None
+        self._unanswered[number] = api, version
+        return number
+
+    def _receive_next(self) -> None:
+        if not self._unanswered:
+            raise ConnectionLost(f"{self.name}: the connection was closed")
+        number, (api, version) = next(iter(self._unanswered.items()))
+        try:
+            answered, response = read_response(api, version, self._read_frame())
+        except OSError as error:
+            raise self._lost(error) from None
         except MalformedMessage as error:
             self.close()
             raise StoreError(f"{self.name}: the response is malformed: {error.message}") from None
         if answered != number:
             self.close()
             raise StoreError(f"{self.name}: request {number} was answered as {answered}")
-        return response
+        del self._unanswered[number]
+        self._responses[number] = response
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        self.close()
+        return ConnectionLost(f"{self.name}: {error.strerror or error}")
 
     # ---- bytes
 
@@ -117,7 +151,20 @@ class Connection:
             ) from None
         return connected
 
-    def _receive(self) -> memoryview:
+    def _write(self, parts: list[Any]) -> None:
+        """Send all parts: records are not copied first, but for TLS."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.sendall(b"".join(parts))
+            return
+        views = [memoryview(part) for part in parts]
+        while views:
+            sent = self._socket.sendmsg(views[:_PARTS_AT_ONCE])
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if views:
+                views[0] = views[0][sent:]
+
+    def _read_frame(self) -> memoryview:
         size = frame_size(self._read(SIZE_BYTES), limit=_MAX_FRAME)
         return self._read(size)
 
@@ -137,8 +184,8 @@ class Connection:
         request = API_VERSIONS.request(client_software_name="klamm", client_software_version=version_of("klamm"))
         number = next(self._numbers)
         try:
-            self._socket.sendall(b"".join(request_frame(API_VERSIONS, 3, number, CLIENT_ID, request)))
-            frame = self._receive()
+            self._write(request_frame(API_VERSIONS, 3, number, CLIENT_ID, request))
+            frame = self._read_frame()
         except ssl.SSLError as error:  # a server of TLS 1.3 says only now that it wants a certificate
             raise StoreError(
                 f"{self.name}: TLS: {error.reason or error}",

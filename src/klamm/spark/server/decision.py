@@ -5,9 +5,12 @@
                  the batch's row is written, and every other transaction of the scope is aborted
     3  repeat    if another driver was faster, or the response was lost: from 1
 
+Step 1 is left out the first time if this process has committed a batch of the scope before: its row is expected then.
+
 Promises
   SRV1  All that tasks have written for a batch is committed once, or not at all, though tasks, driver or server
-        are killed. The row is compared and set: it has to be the one that step 1 has looked at.
+        are killed. The row is compared and set: it has to be the one that step 1 has looked at, or
+        that this process has written.
   SRV2  A task that comes back after the decision is fenced: it cannot add to what was decided, nor have it decided.
         If the batch has a number, nor can it begin a transaction that would stay open.
   SRV3  Nothing is written to a server that does not have the API: an Apache Kafka.
@@ -20,7 +23,6 @@ same few ids for all of its micro-batches.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +41,7 @@ from klamm.spark.server.errors import check
 from klamm.store.once import WriterNumber
 from klamm.types import TopicId
 
-__all__ = ["Scope", "can_decide", "check_server", "client_of", "commit", "discard", "is_decided"]
+__all__ = ["Scope", "can_decide", "check_server", "commit", "discard", "is_decided"]
 
 _TRIES = 5
 _DISCARD_TIMEOUT_S = 10.0
@@ -64,16 +66,8 @@ class Scope:
         return f"{self}{task}-{attempt}"
 
 
-_clients: dict[ServerAddress, tuple[int, Client]] = {}  # of this process, with its number
-
-
-def client_of(address: ServerAddress) -> Client:
-    """Return a client that the driver's process keeps: Spark uses it for many micro-batches."""
-    process, client = _clients.get(address, (0, None))
-    if client is None or process != os.getpid():
-        client = Client(address)
-        _clients[address] = os.getpid(), client
-    return client
+_recorded: dict[tuple[ServerAddress, Scope], WriterNumber] = {}
+"""The last row that this process has written; another one may have written since."""
 
 
 def can_decide(client: Client) -> bool:
@@ -105,8 +99,11 @@ def commit(
 
     Raise BatchConflict if another batch of its number, or a later one, is.
     """
+    expected = _recorded.get((client.address, scope)) if is_whole and transactions else None
     for _ in range(_TRIES):
-        last = None if batch is None else client.patiently(partial(_look, client, scope, batch))
+        last, expected = expected, None
+        if batch is not None and (last is None or last.number >= batch.number):
+            last = client.patiently(partial(_look, client, scope, batch))
         if batch is not None and batches.is_recorded(last, batch):
             batches.log_skipped(batch)
             discard(client, scope)
@@ -133,6 +130,8 @@ def commit(
             number=None if batch is None else _number(batch, last),
         )
         if client.patiently(partial(_decide, client, request)):
+            if batch is not None:
+                _recorded[client.address, scope] = WriterNumber(*batch[:3], batch.plan, batch.ends)
             if scope.is_last:
                 discard(client, scope)
             return True

@@ -23,7 +23,7 @@ from klamm.kafka.wire.messages import FETCH
 from klamm.log.lookup import TimestampLookup
 from klamm.log.partition import Ends
 from klamm.spark.server.address import ServerAddress
-from klamm.spark.server.client import EARLIEST, LATEST, RETRY_TIMEOUT_S, Client, TopicInfo
+from klamm.spark.server.client import RETRY_TIMEOUT_S, Client, TopicInfo
 from klamm.spark.server.errors import NotNow, check
 from klamm.spark.server.topic_catalog import TopicCatalog, read_settings
 from klamm.store.names import nearest
@@ -120,9 +120,7 @@ class ServerTopic:
     def ends(self, number: int, *, again: bool = False) -> Ends:
         if again or not self._ends:
             tps = [TopicPartition(self.name, each) for each in range(self.count)]
-            start = self.client.offsets(dict.fromkeys(tps, EARLIEST), committed=False)
-            stable = self.client.offsets(dict.fromkeys(tps, LATEST), committed=True)
-            end = self.client.offsets(dict.fromkeys(tps, LATEST), committed=False)
+            start, stable, end = self.client.bounds(tps)
             self._ends = {
                 tp.partition: Ends(
                     start[tp].offset,
