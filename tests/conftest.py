@@ -25,7 +25,7 @@ import klamm
 from tests import clients, windows
 from tests.crash.cases import told_seeds
 from tests.databases import database, postgres_server  # noqa: F401  # fixtures
-from tests.procs import librdkafka_threads
+from tests.procs import threads_named
 
 if TYPE_CHECKING:
     from tests.kafka.authorities import Authority
@@ -97,7 +97,7 @@ def pytest_runtest_teardown() -> Generator[None, object, object]:
     a lock that one of its threads holds.
     """
     result = yield
-    if "confluent_kafka" in sys.modules and librdkafka_threads():
+    if "confluent_kafka" in sys.modules and threads_named("rdk:"):
         clients.close_all()
     return result
 

@@ -54,13 +54,13 @@ def die_with_parent() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def librdkafka_threads() -> list[str]:
-    """Return the names of the threads that clients of librdkafka have in this process."""
+def threads_named(beginning: str) -> list[str]:
+    """Return the names of this process's threads, of programs in C, too, that begin so."""
     names = []
     for path in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # it has just ended
             names.append(path.read_text().rstrip("\n"))
-    return [name for name in names if name.startswith("rdk:")]
+    return [name for name in names if name.startswith(beginning)]
 
 
 _SIZE = struct.Struct("q")
@@ -77,7 +77,9 @@ class Child:
     """
 
     def __init__(self, action: Callable[[], object]) -> None:
-        assert not (left := librdkafka_threads()), f"fork beside threads of librdkafka, whose locks it may keep: {left}"
+        assert not (left := threads_named("rdk:")), (
+            f"fork beside threads of librdkafka, whose locks it may keep: {left}"
+        )
         self.status: int | None = None
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -278,8 +280,8 @@ __all__ = [
     "children",
     "die_with_parent",
     "how_ended",
-    "librdkafka_threads",
     "readable",
+    "threads_named",
     "threads_of",
     "until",
 ]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import klamm
 from tests.client.conftest import held, partition_of, values_in
-from tests.procs import asleep, children, until
+from tests.procs import asleep, children, threads_named, until
 
 WAIT = 30  # seconds that nothing here takes
 
@@ -320,8 +318,7 @@ def test_a_producer_made_while_its_store_is_closed_is_closed_too(path: Any) -> N
 
 
 def producer_threads() -> int:
-    names = [Path(f"/proc/self/task/{number}/comm") for number in os.listdir("/proc/self/task")]
-    return sum(name.exists() and name.read_text().startswith("klamm-producer") for name in names)
+    return len(threads_named("klamm-producer"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

@@ -12,6 +12,7 @@ import pytest
 
 import klamm
 from klamm.batch import Delivery, walk
+from klamm.cluster.record_stream import RecordStream
 from klamm.errors import Aborted, Closed, Fenced, KlammError, StoreError
 from tests.interop.brokers import Broker, fresh
 from tests.procs import PATIENCE, until
@@ -127,6 +128,30 @@ def test_every_record_of_a_producer_that_another_has_fenced_is_known_to_have_fai
     assert all(isinstance(delivery.error, KlammError) for delivery in sent)
     with store.consumer(topic, wait=0) as consumer:
         assert [record.value for record in consumer] == [b"newer"]
+
+
+def test_a_commit_says_that_another_has_fenced_it_though_its_records_are_not_reported(
+    store: klamm.Store, klamm_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka may keep records of a partition that the transaction has not got, until they time out."""
+
+    def keep(stream: RecordStream, timeout_s: float | None) -> bool:
+        stream.producer.flush(0.05)
+        return False
+
+    name = fresh("tx")
+    older = store.transaction(name)
+    with klamm.open(f"kafka://{klamm_broker.address}") as other:
+        newer = other.transaction(name)
+        sent = older.send(topic, b"after")
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordStream, "wait", keep)
+            with pytest.raises(Fenced):
+                older.commit()
+        newer.send(topic, b"newer")
+        newer.commit()
+    until(lambda: sent.done, "it is known to have failed")
+    assert isinstance(sent.error, KlammError)
 
 
 def test_a_record_that_comes_when_another_thread_has_closed_the_stream_is_an_error(

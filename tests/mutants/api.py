@@ -48,6 +48,12 @@ MUTANTS = [
         (f"{TESTS}::test_an_append_by_a_handle_makes_no_call_in_between",),
     ),
     Mutant(
+        "the shortest way of an append loses headers",
+        "log/_shortest.pxi: what has options goes the general way",
+        (("src/klamm/log/_shortest.pxi", "    return (headers is None and timestamp", "    return (timestamp"),),
+        (f"{TESTS}::test_no_option_of_an_append_is_lost_on_the_shortest_way",),
+    ),
+    Mutant(
         "a handle is made without looking whether there is such a topic",
         "reference/api.md: store[name] raises UnknownTopic",
         ((STORE, "        self._acquired().catalog.topic(name)\n        return Topic", "        return Topic"),),

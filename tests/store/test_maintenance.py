@@ -16,7 +16,7 @@ from klamm.errors import CorruptBatch, InvalidRecord, InvalidSetting, ReadOnly, 
 from klamm.log import cleaner_checkpoint
 from klamm.log.partition import Partition
 from klamm.store import backup
-from tests.procs import children, until
+from tests.procs import children, threads_named, until
 
 SMALL: dict[str, str | int | float] = {"cleanup.policy": "compact", "segment.bytes": 1000, "index.interval.bytes": 200}
 
@@ -169,8 +169,7 @@ def test_a_forked_child_maintains_for_itself(tmp_path: Path) -> None:
 
 def _maintainers() -> int:
     """Count the threads that the system knows by that name: it keeps 15 characters."""
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    return sum(name.startswith("klamm-maintaine") for name in names)
+    return len(threads_named("klamm-maintaine"))
 
 
 # ---- keys

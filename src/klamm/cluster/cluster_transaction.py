@@ -42,6 +42,7 @@ __all__ = ["ClusterPool", "ClusterTransaction"]
 _MAX_IDLE = 16
 _CALL_S = 10.0  # of one call; then it is called again
 _DEADLINE_S = 60.0
+_LOOK_S = 0.5  # how long records are waited for, until the producer is asked whether they can still come
 _log = logging.getLogger("klamm")
 
 
@@ -145,7 +146,7 @@ class ClusterPool(Pool):
             if isinstance(error, Fenced) and transaction.name is not None:
                 self._fenced.add(transaction.name)
         if writer is not None:
-            writer.stream.close(0)
+            writer.stream.give_up()
 
     def close(self) -> None:
         if self._closed or self._forked:
@@ -263,8 +264,7 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
         try:
             if self._failed is not None:
                 raise self._refused()
-            if not writer.stream.wait(_DEADLINE_S):
-                raise Unreachable(f"{self._core.path}: records were not acknowledged within {_DEADLINE_S:g} s")
+            self._await_reports(writer)
             if writer.errors:
                 raise self._first_error(writer)
             producer = writer.stream.producer
@@ -294,16 +294,33 @@ class ClusterTransaction(Transaction[K, V], by="store.transaction(…)", of=Clus
             raise
         self._end(True, None)
 
+    def _await_reports(self, writer: _Writer) -> None:
+        """Wait until each record is acknowledged or has failed. Raise what has ended the transaction as soon as that is
+        known: librdkafka may keep records of a partition that was not added until they time out.
+        """
+        deadline = time.monotonic() + _DEADLINE_S
+        while not writer.stream.wait(_LOOK_S):
+            if (reason := self._why_ended(writer)) is not None:
+                raise reason
+            if time.monotonic() >= deadline:
+                raise Unreachable(f"{self._core.path}: records were not acknowledged within {_DEADLINE_S:g} s")
+
+    def _why_ended(self, writer: _Writer) -> KlammError | None:
+        """Return why librdkafka takes no more of this transaction; None if it does."""
+        try:
+            writer.stream.producer.begin_transaction()  # within one it is refused: as such, or with that reason
+        except import_confluent_kafka().KafkaException as error:
+            about = error.args[0]
+            return None if about.name() == "_STATE" else error_of(self._core.path, about)
+        return None
+
     def _first_error(self, writer: _Writer) -> KlammError:
         """Return why a record was not taken. Of one that librdkafka has purged, the producer knows the reason."""
         error = writer.errors[0]
-        if isinstance(error, Aborted):
-            try:
-                call(self._core.path, writer.stream.producer.begin_transaction)  # is one of these, or is refused
-            except Fenced as fenced:
-                return fenced
-            except KlammError as reason:
-                error.add_note(str(reason))
+        if isinstance(error, Aborted) and (reason := self._why_ended(writer)) is not None:
+            if isinstance(reason, Fenced):
+                return reason
+            error.add_note(str(reason))
         return error
 
     def _abort(self, error: BaseException | None, *, rewind: bool = True, is_unknown: bool = False) -> None:

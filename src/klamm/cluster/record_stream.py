@@ -226,6 +226,11 @@ class RecordStream:
         if self.reports.outstanding and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def give_up(self) -> None:
+        """Close: what was not sent yet fails."""
+        self.producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self.close(0)
+
 
 def _listen(producer: Any, is_over: threading.Event) -> None:
     """Let librdkafka call back."""

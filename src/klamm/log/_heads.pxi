@@ -71,7 +71,7 @@ cdef class Heads:
         """Raise NotAStore if another store, or none, is at the path: looked at `now`, or a tenth of a second ago."""
         if look_at(&self.store_path) if now else is_replaced(&self.store_path):
             raise NotAStore(
-                f"{os.fsdecode(self.path_bytes)}: the store was removed or replaced while it is open",
+                f"{os.fsdecode(self.path_bytes)}: the store was removed or replaced while it is open: heads is gone, or another file",
                 hint="close it, and open the one that is there; if its directory was moved, what was just appended is there",
             )
 
