@@ -24,6 +24,7 @@ from klamm.where import Where
 from tests.cli.conftest import Said
 from tests.console.conftest import FOREVER, T0
 from tests.console.visitor import Visitor
+from tests.procs import until
 
 VIEWS = [
     "/",
@@ -131,8 +132,10 @@ def test_the_command_of_the_trouble_page_looks_at_groups_too(
     store: klamm.Store, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visitor = Visitor(store, store.path)
-    for time_ms in (1, 2):
-        visitor.sampler.add(look(store)._replace(time_ms=time_ms))
+    first = look(store)
+    visitor.sampler.add(first)
+    until(lambda: time.time_ns() // 1_000_000 > first.time_ms, "a trend takes two moments")
+    visitor.sampler.add(look(store))
     data = visitor.get("/api/trouble").json
     monkeypatch.setattr("klamm.console.sampler.INTERVAL_S", 0.01)
     printed = run_command(data["command"].replace("60s", "50ms"), capsysbinary).rows

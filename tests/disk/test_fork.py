@@ -56,10 +56,11 @@ def test_an_interrupt_at_any_point_of_a_fork_leaves_no_lock_held(tmp_path: Path)
         core = store._acquired()
         points, raised, said = fork_at(0, core)
         assert (raised, said) == (False, b"clean") and points >= 5
-        seen = set()
-        for point in range(1, points + 3):
+        point = 0
+        while raised or not point:
+            point += 1
+            assert point < 10 * points, "it is interrupted wherever"
             _, raised, said = fork_at(point, core)
-            seen.add(raised)
             assert said == b"clean", point
             assert gc.isenabled()
             appended: list[int | None] = []
@@ -67,7 +68,7 @@ def test_an_interrupt_at_any_point_of_a_fork_leaves_no_lock_held(tmp_path: Path)
             thread.start()
             thread.join(PATIENCE)
             assert appended == [point], f"interrupted at point {point}, a lock is still held"
-        assert seen == {True, False}
+        assert point > points // 2  # a fork after the first passes some points less
 
 
 def test_a_handler_that_always_fails_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
