@@ -245,10 +245,6 @@ class Database:
             with self.db_lock(), self._mutex:
                 if self._connection is not None:
                     self._empty_wal(self._connection)
-        self.drop()
-
-    def drop(self) -> None:
-        """Close, and leave the write-ahead log as it is."""
         with self._mutex:
             self._closed = True
             self._disconnect()

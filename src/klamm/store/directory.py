@@ -475,9 +475,10 @@ class Core:
             raise failed
 
     def _let_go(self) -> None:
-        """Drop the locks of a closed core, whatever interrupted that: for other processes this one is gone. But a lock
-        must not be free before its owner has ended: while a thread of this process is at work, that has the last
-        reference to the core, with which they are dropped.
+        """Drop the locks of a closed core, whatever interrupted that: for other processes this one is gone.
+
+        Not while a thread of this process is at work: a lock must not be free before its owner has ended. Then they are
+        dropped with the last reference to the core, which the thread has.
         """
         thread = self._maintenance_thread
         if thread is None or thread.is_current or not thread.is_alive():
@@ -486,8 +487,6 @@ class Core:
             self._drop()
 
     def _drop(self) -> None:
-        if hasattr(self, "catalog"):  # an open that failed, or a close that was interrupted
-            self.catalog.database.drop()
         for lock in (self.lock, self.members, self.presence):
             if lock is not None:
                 lock.close()
